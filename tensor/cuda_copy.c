@@ -42,14 +42,24 @@ static void fail_running(struct tl_cuda_device *device, struct tl_device_copy *c
 
 /* ----------------------------------------------------------------------------------------------------- waiting -- */
 
-/* Whether a fence is reached; also when that fails, which *ret_error then says. */
-static bool is_reached(struct tl_cuda_device *device, const struct tl_device_fence *fence, tl_cuda_error *ret_error)
+/* Looks at the fences of a copy. Returns whether it need not wait any more: both are reached, or one has failed, of
+ * whichever device, which *ret_failed then says. */
+static bool has_waited(const struct tl_device_copy *copy, const struct tl_device_fence **ret_failed,
+                       tl_cuda_error *ret_error)
 {
-    if (!fence) return true;
-    tl_cuda_error error = device->cuda->cudaEventQuery(fence->event);
-    if (error == TL_CUDA_NOT_READY) return false;
-    if (error != TL_CUDA_OK) *ret_error = error;
-    return true;
+    bool is_reached = true;
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(copy->after); i++) {
+        const struct tl_device_fence *fence = copy->after[i];
+        tl_cuda_error error = fence ? fence->device->cuda->cudaEventQuery(fence->event) : TL_CUDA_OK;
+        if (error == TL_CUDA_NOT_READY) {
+            is_reached = false;
+        } else if (error != TL_CUDA_OK) {
+            *ret_failed = fence;
+            *ret_error = error;
+            return true;
+        }
+    }
+    return is_reached;
 }
 
 static unsigned stream_of(const struct tl_device_copy *copy)
@@ -65,14 +75,14 @@ static void issue(struct tl_cuda_device *device, struct tl_device_copy *copy)
     void *stream = device->streams[number];
     struct tl_error status;
     tl_cuda_error error = tl_cuda_fence_take(device, &copy->finished);
-    if (error == TL_CUDA_OK)
-        error = cuda->cudaMemcpyAsync(copy->to, copy->from, copy->len_bytes, TL_CUDA_COPY_DEFAULT, stream);
     if (error != TL_CUDA_OK) {
         (void)tl_cuda_fail(device, error, &status, "a copy");
         finish(copy, &status);
         return;
     }
-    error = cuda->cudaEventRecord(copy->finished->event, stream);
+    /* The error can be one of something earlier, and the copy run all the same. */
+    error = cuda->cudaMemcpyAsync(copy->to, copy->from, copy->len_bytes, TL_CUDA_COPY_DEFAULT, stream);
+    if (error == TL_CUDA_OK) error = cuda->cudaEventRecord(copy->finished->event, stream);
     if (error == TL_CUDA_OK) {
         tl_list_push_back(&device->copies.running[number], &copy->link);
     } else {
@@ -87,8 +97,9 @@ static bool look_at_waiting(struct tl_cuda_device *device)
     TL_LIST_FOREACH_SAFE(&device->copies.waiting, link)
     {
         struct tl_device_copy *copy = TL_CONTAINER_OF(link, struct tl_device_copy, link);
+        const struct tl_device_fence *failed;
         tl_cuda_error error = TL_CUDA_OK;
-        if (!is_reached(device, copy->after[0], &error) || !is_reached(device, copy->after[1], &error)) continue;
+        if (!has_waited(copy, &failed, &error)) continue;
         did_work = true;
         tl_list_remove(&copy->link);
         if (error == TL_CUDA_OK && copy->len_bytes == 0) {
@@ -100,7 +111,7 @@ static bool look_at_waiting(struct tl_cuda_device *device)
             continue;
         }
         struct tl_error status;
-        (void)tl_cuda_fail(device, error, &status, "an event that a copy waited for");
+        (void)tl_cuda_fail(failed->device, error, &status, "an event that a copy waited for");
         finish(copy, &status);
     }
     return did_work;
@@ -191,10 +202,8 @@ static void *run(void *argument)
     return NULL;
 }
 
-enum tl_status tl_cuda_copies_start(struct tl_cuda_device *device, struct tl_error *ret_error)
+void tl_cuda_copies_init(struct tl_cuda_copies *copies)
 {
-    struct tl_cuda_copies *copies = &device->copies;
-    if (copies->is_started) return TL_OK;
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -205,7 +214,13 @@ enum tl_status tl_cuda_copies_start(struct tl_cuda_device *device, struct tl_err
     tl_list_init(&copies->waiting);
     for (unsigned i = 0; i < TL_CUDA_STREAMS; i++)
         tl_list_init(&copies->running[i]);
+}
+
+enum tl_status tl_cuda_copies_start(struct tl_cuda_device *device, struct tl_error *ret_error)
+{
+    struct tl_cuda_copies *copies = &device->copies;
     pthread_t thread;
+    if (copies->is_started) return TL_OK;
     enum tl_status status = tl_thread_start(copies->name, run, device, &thread, ret_error);
     copies->is_started = status == TL_OK;
     return status;

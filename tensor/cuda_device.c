@@ -2,19 +2,21 @@
 /*
  * CUDA devices: how one is opened, how it is lost, and fences in the streams of the caller.
  *
- * Opening: the first thread that asks for a device makes its struct and starts its memory thread. That thread loads
+ * Opening: the first thread that asks for a device makes its struct and starts its threads. The memory thread loads
  * CUDA (once for the process), makes the device current, which creates its primary context, the one that other
  * libraries use, and creates two streams. A step that fails is tried again the next time. Nothing of it is ever closed:
- * CUDA itself lives as long as the process.
+ * CUDA itself lives as long as the process. A process that is forked afterwards has neither the threads nor CUDA, and
+ * is refused.
  *
  * Losing: some errors, such as a kernel that wrote where it must not, end a context for good, and every later call
  * returns them. Which errors these are depends on the release; so after each error a stream of ours is asked, and when
- * it has failed as well, the device is lost.
+ * it has failed as well, the device is lost. That is logged, unless CUDA fails because the process ends.
  *
  * Fences: an event is recorded on the caller's thread through libcuda, with the device's context pushed and popped.
  * That leaves the thread's current device alone, also when a context was made current that is not the runtime's. Events
  * are reused, so that to give one back needs no call.
  */
+#include <dlfcn.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +34,10 @@ static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct tl_cuda_device *) devices[TL_CUDA_MAX_DEVICES];
 static struct tl_cuda cuda;
 static bool is_cuda_loaded;
+static pthread_once_t process_once = PTHREAD_ONCE_INIT;
+static atomic_bool is_forked;
+/* A device would wait for this thread, which is one of a device. */
+static _Thread_local bool is_ours;
 
 char *tl_device_format(struct tl_device device, char buffer[TL_DEVICE_TEXT_BYTES])
 {
@@ -67,13 +73,14 @@ static void run_job(struct tl_closure *closure)
     unlock(&device->mutex);
 }
 
-enum tl_status tl_cuda_run(struct tl_cuda_device *device, struct tl_cuda_job *job,
-                           enum tl_status (*run)(struct tl_cuda_job *job, struct tl_error *ret_error),
-                           struct tl_error *ret_error)
+/* Runs the job on a thread of the device and waits for it. */
+static enum tl_status run_on(struct tl_closure_thread *thread, struct tl_cuda_device *device, struct tl_cuda_job *job,
+                             enum tl_status (*run)(struct tl_cuda_job *job, struct tl_error *ret_error),
+                             struct tl_error *ret_error)
 {
-    TL_CHECK(!tl_loop_core_is_driven_here());
+    TL_CHECK(!tl_loop_core_is_driven_here() && !is_ours);
     *job = (struct tl_cuda_job){.closure.run = run_job, .device = device, .run = run, .error = ret_error};
-    tl_closure_thread_post(&device->memory_thread, &job->closure);
+    tl_closure_thread_post(thread, &job->closure);
     lock(&device->mutex);
     while (!job->is_done)
         pthread_cond_wait(&device->changed, &device->mutex);
@@ -81,14 +88,29 @@ enum tl_status tl_cuda_run(struct tl_cuda_device *device, struct tl_cuda_job *jo
     return job->status;
 }
 
+enum tl_status tl_cuda_run(struct tl_cuda_device *device, struct tl_cuda_job *job,
+                           enum tl_status (*run)(struct tl_cuda_job *job, struct tl_error *ret_error),
+                           struct tl_error *ret_error)
+{
+    return run_on(&device->memory_thread, device, job, run, ret_error);
+}
+
+enum tl_status tl_cuda_run_behind_frees(struct tl_cuda_device *device, struct tl_cuda_job *job,
+                                        enum tl_status (*run)(struct tl_cuda_job *job, struct tl_error *ret_error),
+                                        struct tl_error *ret_error)
+{
+    return run_on(&device->free_thread, device, job, run, ret_error);
+}
+
 /* ------------------------------------------------------------------------------------------------------ errors -- */
 
 enum tl_status tl_cuda_check_lost(struct tl_cuda_device *device, struct tl_error *ret_error)
 {
     lock(&device->mutex);
-    const struct tl_error *lost = device->lost;
+    enum tl_status status = device->lost.code;
+    if (status != TL_OK) tl_error_copy(ret_error, &device->lost);
     unlock(&device->mutex);
-    return lost ? tl_error_copy(ret_error, lost) : TL_OK;
+    return status;
 }
 
 /* Marks the device as lost, unless it is already. */
@@ -99,10 +121,11 @@ static void lose(struct tl_cuda_device *device, tl_cuda_error error, const char 
                  "%s is lost until this process starts anew, since %s failed: %s (CUDA error %d)", device->name, what,
                  device->cuda->cudaGetErrorString(error), error);
     lock(&device->mutex);
-    bool is_new = device->lost == NULL;
-    if (is_new) device->lost = tl_error_keep(&lost);
+    bool is_new = device->lost.code == TL_OK;
+    if (is_new) device->lost = lost;
     unlock(&device->mutex);
-    if (is_new) TL_LOG_AT_ERROR("a device is lost", TL_STR("device", device->name), TL_STR("reason", lost.message));
+    if (is_new && error != TL_CUDA_UNLOADING)
+        TL_LOG_AT_ERROR("a device is lost", TL_STR("device", device->name), TL_STR("reason", lost.message));
 }
 
 enum tl_status tl_cuda_fail(struct tl_cuda_device *device, tl_cuda_error error, struct tl_error *ret_error,
@@ -130,8 +153,10 @@ enum tl_status tl_cuda_fail(struct tl_cuda_device *device, tl_cuda_error error, 
 tl_cuda_error tl_cuda_adopt_thread(struct tl_cuda_device *device)
 {
     int mode = TL_CUDA_CAPTURE_MODE_RELAXED;
-    tl_cuda_error error = device->cuda->cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error == TL_CUDA_OK) error = device->cuda->cudaSetDevice(device->device.index);
+    is_ours = true;
+    /* First, because any other call could create a context on the first device. */
+    tl_cuda_error error = device->cuda->cudaSetDevice(device->device.index);
+    if (error == TL_CUDA_OK) error = device->cuda->cudaThreadExchangeStreamCaptureMode(&mode);
     /* Makes the context current, which libcuda wants and cudaSetDevice of CUDA 11 does not do. */
     return error == TL_CUDA_OK ? device->cuda->cudaFree(NULL) : error;
 }
@@ -168,16 +193,46 @@ static enum tl_status set_up(struct tl_cuda_job *job, struct tl_error *ret_error
     return error == TL_CUDA_OK ? TL_OK : tl_cuda_fail(device, error, ret_error, "a stream of the library");
 }
 
+/* The job that makes the thread ready that frees. */
+static enum tl_status set_up_frees(struct tl_cuda_job *job, struct tl_error *ret_error)
+{
+    tl_cuda_error error = tl_cuda_adopt_thread(job->device);
+    return error == TL_CUDA_OK ? TL_OK : tl_cuda_fail(job->device, error, ret_error, "making the device current");
+}
+
+static void note_fork(void)
+{
+    atomic_store(&is_forked, true);
+}
+
+/* Before the first thread that never ends is started. */
+static void prepare_process(void)
+{
+    Dl_info here;
+    (void)pthread_atfork(NULL, NULL, note_fork);
+    /* The library must stay where it is, even if the program closes it (dlclose). */
+    if (dladdr(devices, &here) != 0) (void)dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+bool tl_cuda_is_forked(void)
+{
+    return atomic_load_explicit(&is_forked, memory_order_relaxed);
+}
+
 /* A device that is not open yet; NULL: no memory. */
 static struct tl_cuda_device *create(struct tl_device which)
 {
     struct tl_cuda_device *device = tl_alloc_zeroed(sizeof(*device));
     if (!device) return NULL;
+    TL_CHECK(pthread_once(&process_once, prepare_process) == 0);
     device->device = which;
     tl_device_format(which, device->name);
-    snprintf(device->thread_name, sizeof(device->thread_name), "tl-gpu%" PRId32 "-mem", which.index);
+    snprintf(device->memory_thread_name, sizeof(device->memory_thread_name), "tl-gpu%" PRId32 "-mem", which.index);
+    snprintf(device->free_thread_name, sizeof(device->free_thread_name), "tl-gpu%" PRId32 "-free", which.index);
     snprintf(device->copies.name, sizeof(device->copies.name), "tl-gpu%" PRId32 "-copy", which.index);
-    tl_closure_thread_init(&device->memory_thread, device->thread_name);
+    tl_closure_thread_init(&device->memory_thread, device->memory_thread_name);
+    tl_closure_thread_init(&device->free_thread, device->free_thread_name);
+    tl_cuda_copies_init(&device->copies);
     TL_CHECK(pthread_mutex_init(&device->mutex, NULL) == 0);
     TL_CHECK(pthread_cond_init(&device->changed, NULL) == 0);
     tl_list_init(&device->fences);
@@ -195,13 +250,25 @@ static enum tl_status open_locked(struct tl_device which, struct tl_cuda_device 
         atomic_store_explicit(&devices[which.index], device, memory_order_release);
     }
     *ret_device = device;
-    if (device->is_open) return TL_OK;
-    enum tl_status status = tl_closure_thread_start(&device->memory_thread, ret_error);
-    if (status != TL_OK) return status;
+    if (atomic_load_explicit(&device->is_open, memory_order_relaxed)) return TL_OK;
     struct tl_cuda_job job;
-    status = tl_cuda_run(device, &job, set_up, ret_error);
+    enum tl_status status = tl_closure_thread_start(&device->memory_thread, ret_error);
+    if (status == TL_OK) status = tl_cuda_run(device, &job, set_up, ret_error);
+    if (status == TL_OK) status = tl_closure_thread_start(&device->free_thread, ret_error);
+    if (status == TL_OK) status = tl_cuda_run_behind_frees(device, &job, set_up_frees, ret_error);
     if (status == TL_OK) status = tl_cuda_copies_start(device, ret_error);
-    device->is_open = status == TL_OK;
+    atomic_store_explicit(&device->is_open, status == TL_OK, memory_order_release);
+    return status;
+}
+
+/* A device that is open is found without the mutex, under which another device may take seconds to open. */
+static enum tl_status find(struct tl_device which, struct tl_cuda_device **ret_device, struct tl_error *ret_error)
+{
+    *ret_device = atomic_load_explicit(&devices[which.index], memory_order_acquire);
+    if (*ret_device && atomic_load_explicit(&(*ret_device)->is_open, memory_order_acquire)) return TL_OK;
+    lock(&opening);
+    enum tl_status status = open_locked(which, ret_device, ret_error);
+    unlock(&opening);
     return status;
 }
 
@@ -213,14 +280,17 @@ enum tl_status tl_cuda_device_open(struct tl_device which, struct tl_cuda_device
     if (which.index < 0 || which.index >= TL_CUDA_MAX_DEVICES)
         return tl_error_set(ret_error, TL_NOT_FOUND, "there is no gpu:%" PRId32 "; %d is the largest number",
                             which.index, TL_CUDA_MAX_DEVICES - 1);
-    if (tl_loop_core_is_driven_here())
+    if (tl_loop_core_is_driven_here() || is_ours)
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
-                            "gpu:%" PRId32 " cannot be used here, because this thread drives a worker; a release "
-                            "callback or a log function must leave that to another thread",
+                            "gpu:%" PRId32 " cannot be used here, because this thread drives a worker or a device; a "
+                            "release callback or a log function must leave that to another thread",
                             which.index);
-    lock(&opening);
-    enum tl_status status = open_locked(which, ret_device, ret_error);
-    unlock(&opening);
+    if (tl_cuda_is_forked())
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "gpu:%" PRId32 " cannot be used here, because this process was forked from one that used "
+                            "CUDA; start it by exec (in Python, with the start method \"spawn\")",
+                            which.index);
+    enum tl_status status = find(which, ret_device, ret_error);
     return status == TL_OK ? tl_cuda_check_lost(*ret_device, ret_error) : status;
 }
 
@@ -297,8 +367,11 @@ static enum tl_status record(struct tl_cuda_device *device, void *stream, struct
         return TL_OK;
     }
     tl_device_fence_put(fence);
-    bool is_foreign = error == TL_CUDA_INVALID_HANDLE || error == TL_CUDA_INVALID_CONTEXT;
-    return tl_error_set(ret_error, is_foreign ? TL_INVALID_ARGUMENT : TL_INTERNAL,
+    enum tl_status status_of_error = error == TL_CUDA_NO_MEMORY ? TL_RESOURCE_EXHAUSTED
+                                     : error == TL_CUDA_INVALID_HANDLE || error == TL_CUDA_INVALID_CONTEXT
+                                         ? TL_INVALID_ARGUMENT
+                                         : TL_INTERNAL;
+    return tl_error_set(ret_error, status_of_error,
                         "an event cannot be recorded in the stream of a tensor on %s: %s (CUDA error %d)", device->name,
                         device->cuda->cudaGetErrorString(error), error);
 }

@@ -18,7 +18,8 @@ enum {
     TL_CUDA_OK = 0,
     TL_CUDA_INVALID_VALUE = 1,
     TL_CUDA_NO_MEMORY = 2,
-    TL_CUDA_TOO_OLD = 35, /* cudaErrorInsufficientDriver */
+    TL_CUDA_UNLOADING = 4, /* the process ends */
+    TL_CUDA_TOO_OLD = 35,  /* cudaErrorInsufficientDriver */
     TL_CUDA_NO_DEVICE = 100,
     TL_CUDA_INVALID_CONTEXT = 201,
     TL_CUDA_INVALID_HANDLE = 400,

@@ -35,19 +35,21 @@ struct tl_cuda_copies {
 struct tl_cuda_device {
     struct tl_device device;
     char name[TL_DEVICE_TEXT_BYTES];
-    char thread_name[TL_DEVICE_TEXT_BYTES];
+    char memory_thread_name[TL_DEVICE_TEXT_BYTES];
+    char free_thread_name[TL_DEVICE_TEXT_BYTES];
     const struct tl_cuda *cuda; /* set while it is opened, as the next three */
     void *context;
     void *streams[TL_CUDA_STREAMS];
-    bool is_open;                           /* under the mutex of opening */
-    struct tl_closure_thread memory_thread; /* allocates, frees and looks */
+    atomic_bool is_open;                    /* written under the mutex of opening */
+    struct tl_closure_thread memory_thread; /* allocates, pins and looks */
+    struct tl_closure_thread free_thread;   /* frees, which can wait for all work of the device */
     struct tl_cuda_copies copies;
     pthread_mutex_t mutex;  /* guards what follows */
     pthread_cond_t changed; /* a job is done, or a block is free */
     struct tl_list fences;  /* those that are free */
     void *staging;          /* all blocks; NULL: not allocated yet */
     bool is_block_used[TL_STAGING_BLOCKS];
-    const struct tl_error *lost; /* why the device is lost; NULL: it is not */
+    struct tl_error lost; /* why the device is lost; TL_OK: it is not */
 };
 
 /* Finds the device and opens it if need be. Errors: those of tensor/device.h. */
@@ -56,18 +58,21 @@ enum tl_status tl_cuda_device_open(struct tl_device device, struct tl_cuda_devic
 /* The device, which was opened before. */
 struct tl_cuda_device *tl_cuda_device_of(struct tl_device device);
 
-/* Makes an error of what CUDA returned; what names the call and its object. Thread: the device's two. Looks whether the
+/* Makes an error of what CUDA returned; what names the call and its object. Thread: one of a device. Looks whether the
  * device is lost; then that is the error. */
 enum tl_status tl_cuda_fail(struct tl_cuda_device *device, tl_cuda_error error, struct tl_error *ret_error,
                             const char *what);
 /* The error of a lost device; TL_OK: it is not. */
 enum tl_status tl_cuda_check_lost(struct tl_cuda_device *device, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Whether devices were opened before this process was forked: it has none of their threads. */
+bool tl_cuda_is_forked(void);
+
 /* Sets up the calling thread, which is the library's: its current device, and a capture mode in which what it calls
- * does not disturb captures of other threads. */
+ * does not disturb captures of other threads. It may open no device from then on, which would wait for itself. */
 tl_cuda_error tl_cuda_adopt_thread(struct tl_cuda_device *device);
 
-/* Something to do on the memory thread, for a caller that waits for it. */
+/* Something to do on a thread of the device, for a caller that waits for it. */
 struct tl_cuda_job {
     struct tl_closure closure;
     struct tl_cuda_device *device;
@@ -76,14 +81,21 @@ struct tl_cuda_job {
     enum tl_status status;
     bool is_done;
 };
+/* On the memory thread. */
 enum tl_status tl_cuda_run(struct tl_cuda_device *device, struct tl_cuda_job *job,
                            enum tl_status (*run)(struct tl_cuda_job *job, struct tl_error *ret_error),
                            struct tl_error *ret_error) TL_MUST_USE;
 
+/* On the thread that frees: all that was given back before is free. */
+enum tl_status tl_cuda_run_behind_frees(struct tl_cuda_device *device, struct tl_cuda_job *job,
+                                        enum tl_status (*run)(struct tl_cuda_job *job, struct tl_error *ret_error),
+                                        struct tl_error *ret_error) TL_MUST_USE;
+
 /* Takes a free fence or makes one; the device's context is current. */
 tl_cuda_error tl_cuda_fence_take(struct tl_cuda_device *device, struct tl_device_fence **ret_fence);
 
-/* Starts the thread that makes copies. Errors: TL_RESOURCE_EXHAUSTED: no thread. */
+void tl_cuda_copies_init(struct tl_cuda_copies *copies);
+/* Starts the thread that makes copies, unless it runs. Errors: TL_RESOURCE_EXHAUSTED: no thread. */
 enum tl_status tl_cuda_copies_start(struct tl_cuda_device *device, struct tl_error *ret_error) TL_MUST_USE;
 
 #endif

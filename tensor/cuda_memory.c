@@ -2,10 +2,10 @@
 /*
  * Memory of CUDA devices, and pinned memory of the host.
  *
- * The memory thread of a device allocates and frees, in the order in which that was asked for: what was given back
- * before is free when the next allocation comes. A free can wait for all work of the device. Release callbacks of the
- * caller have one thread for the process, because they may wait for anything, such as a lock that a caller of ours
- * holds.
+ * The memory thread of a device allocates and looks at addresses. Another thread frees, because a free waits for all
+ * work of the device. An allocation for which there is no memory waits for the frees that were asked for before it, and
+ * is tried again. Release callbacks of the caller have one thread for the process, because they may wait for anything,
+ * such as a lock that a caller of ours holds.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -62,6 +62,23 @@ static enum tl_status allocate(struct tl_cuda_job *job, struct tl_error *ret_err
     return tl_cuda_fail(job->device, error, ret_error, what);
 }
 
+/* A job behind the frees. */
+static enum tl_status do_nothing(struct tl_cuda_job *job, struct tl_error *ret_error)
+{
+    (void)job;
+    (void)ret_error;
+    return TL_OK;
+}
+
+static enum tl_status allocate_after_frees(struct tl_cuda_device *device, struct allocation *allocation,
+                                           struct tl_error *ret_error)
+{
+    enum tl_status status = tl_cuda_run(device, &allocation->job, allocate, ret_error);
+    if (status != TL_RESOURCE_EXHAUSTED) return status;
+    status = tl_cuda_run_behind_frees(device, &allocation->job, do_nothing, ret_error);
+    return status == TL_OK ? tl_cuda_run(device, &allocation->job, allocate, ret_error) : status;
+}
+
 enum tl_status tl_device_memory_create(struct tl_device which, uint64_t size_bytes,
                                        struct tl_device_memory **ret_memory, struct tl_error *ret_error)
 {
@@ -71,7 +88,7 @@ enum tl_status tl_device_memory_create(struct tl_device which, uint64_t size_byt
     if (status != TL_OK) return status;
     struct tl_device_memory *memory = tl_alloc_zeroed(sizeof(*memory));
     if (!memory) return no_memory(ret_error);
-    if (size_bytes > 0) status = tl_cuda_run(device, &allocation.job, allocate, ret_error);
+    if (size_bytes > 0) status = allocate_after_frees(device, &allocation, ret_error);
     if (status != TL_OK) {
         free(memory);
         return status;
@@ -160,9 +177,9 @@ enum tl_status tl_device_memory_wrap(struct tl_device which, void *data, uint64_
 
 void tl_device_memory_destroy(struct tl_device_memory *memory)
 {
-    if (!memory) return;
+    if (!memory || tl_cuda_is_forked()) return; /* the process that it was forked from has it */
     if (memory->closure.run == free_memory) {
-        tl_closure_thread_post(&memory->device->memory_thread, &memory->closure);
+        tl_closure_thread_post(&memory->device->free_thread, &memory->closure);
     } else if (memory->release) {
         tl_closure_thread_post(&release_thread, &memory->closure);
     } else {

@@ -7,9 +7,9 @@
  * reports its end on a thread of the device. Pinned memory for copies from and to the host comes from
  * tl_device_staging_take.
  *
- * A device is opened when it is first asked for: that loads CUDA and starts the two threads of the device. One makes
- * and polls copies; the other one allocates, frees and looks, which can wait for the device. All calls into CUDA happen
- * on them, except that fences are recorded on the caller's thread, because streams may belong to a thread.
+ * A device is opened when it is first asked for: that loads CUDA and starts the threads of the device. One makes and
+ * polls copies, one allocates and looks, and one frees, which can wait for all work of the device. All calls into CUDA
+ * happen on them, except that fences are recorded on the caller's thread, because streams may belong to a thread.
  *
  * A device whose context has failed is lost until the process starts anew: all that is asked of it fails with
  * TL_FAILED_PRECONDITION. Nothing here ends the process.
@@ -29,15 +29,17 @@
 char *tl_device_format(struct tl_device device, char buffer[TL_DEVICE_TEXT_BYTES]);
 
 /* Errors of every function that opens a device: TL_UNIMPLEMENTED: not a kind of device. TL_NOT_FOUND: there is no such
- * device. TL_FAILED_PRECONDITION: CUDA is missing or too old, naming what; the device is lost; or the thread drives a
- * loop, which must not wait. TL_RESOURCE_EXHAUSTED: no memory or thread. TL_INTERNAL: CUDA failed otherwise. */
+ * device. TL_FAILED_PRECONDITION: CUDA is missing or too old, naming what; the device is lost; the thread drives a loop
+ * or a device, which must not wait; or the process was forked from one that used CUDA. TL_RESOURCE_EXHAUSTED: no memory
+ * or thread. TL_INTERNAL: CUDA failed otherwise. */
 
 /* ------------------------------------------------------------------------------------------------------ memory -- */
 
 struct tl_device_memory;
 
 /* Allocates memory of a device; size_bytes may be 0. Opens the device.
- * Errors: as above; TL_RESOURCE_EXHAUSTED: the device has not so much memory. Blocks: yes. */
+ * Errors: as above; TL_RESOURCE_EXHAUSTED: the device has not so much memory, also after all that was given back before
+ * is free. Blocks: yes. */
 enum tl_status tl_device_memory_create(struct tl_device device, uint64_t size_bytes,
                                        struct tl_device_memory **ret_memory, struct tl_error *ret_error) TL_MUST_USE;
 
@@ -48,8 +50,8 @@ enum tl_status tl_device_memory_wrap(struct tl_device device, void *data, uint64
                                      tl_release_fn release, void *context, struct tl_device_memory **ret_memory,
                                      struct tl_error *ret_error) TL_MUST_USE;
 
-/* Frees the memory, or calls release, later and on a thread of the library. NULL is accepted. Thread: any, also one
- * that drives a loop. */
+/* Frees the memory, or calls release, later and on a thread of the library. In a process that was forked it does
+ * nothing. NULL is accepted. Thread: any, also one that drives a loop. */
 void tl_device_memory_destroy(struct tl_device_memory *memory);
 
 void *tl_device_memory_data(const struct tl_device_memory *memory);

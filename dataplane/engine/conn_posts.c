@@ -75,11 +75,6 @@ static uint32_t space(const struct tl_conn *conn)
     return conn->pair->ops->space(conn->pair);
 }
 
-bool conn_may_post(const struct tl_conn *conn)
-{
-    return conn->state != CONN_CLOSING && space(conn) >= SPACE_OF_A_POST && credits_left(&conn->credits) >= 2;
-}
-
 /* ------------------------------------------------------------------------------------------------------- pump -- */
 
 static void run_queue(struct tl_conn *conn, struct tl_list *queue, bool needs_credit)

@@ -150,16 +150,13 @@ static void stop_showing(struct response *response)
 }
 
 /* A peer that does not release a source keeps memory of ours for ever: its connection ends. One that has read other
- * sources meanwhile is alive, and this one has waited for its turn; but it cannot wait for ever, because reads take
- * turns. */
+ * sources meanwhile is alive, and this one has waited for its turn. */
 static void end_lease(struct response *response)
 {
     struct tl_conn *conn = response->conn;
     struct tl_error reason;
     if (conn->state == CONN_CLOSING) return;
-    bool is_reading_others = response->source.released_count != conn->responses.released_count;
-    if (is_reading_others && response->source.renewal_count < MAX_RENEWALS) {
-        response->source.renewal_count++;
+    if (response->source.released_count != conn->responses.released_count) {
         response_arm_lease(response);
         return;
     }

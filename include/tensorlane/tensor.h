@@ -109,7 +109,8 @@ TL_API enum tl_status tl_tensor_create(enum tl_dtype dtype, unsigned rank, const
  * until the process starts anew; or this is called from a release callback or log function on a thread of a worker.
  * TL_RESOURCE_EXHAUSTED: the device has not so much memory. TL_INTERNAL: CUDA failed otherwise.
  * Ownership: as tl_tensor_create. The memory is freed on a thread of the library, some time after the last reference
- * was put, and before a later call of this function allocates. Thread: any; its current device stays. Blocks: yes. */
+ * was put; a later call of this function that lacks memory waits for that. Thread: any; its current device stays.
+ * Blocks: yes. */
 TL_API enum tl_status tl_tensor_create_on(struct tl_device device, enum tl_dtype dtype, unsigned rank,
                                           const uint64_t *dims, struct tl_tensor **ret_tensor,
                                           struct tl_error *ret_error) TL_MUST_USE;

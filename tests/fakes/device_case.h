@@ -6,6 +6,7 @@
 #include <check.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/loop_core.h"
 #include "fakes/cuda/fake_cuda.h"
@@ -25,6 +26,21 @@ static inline void setup_cuda(void)
 {
     cuda = fake_cuda_open(12);
     cuda->set_forbidden(is_driven);
+}
+
+/* Waits until the library has no more than so many allocations on devices: it frees them on a thread of its own. */
+static inline void await_frees(unsigned device_allocations)
+{
+    struct fake_cuda_counts counts;
+    for (cuda->get_counts(&counts); counts.device_allocations > device_allocations; cuda->get_counts(&counts))
+        usleep(1000);
+    ck_assert_uint_eq(counts.device_allocations, device_allocations);
+}
+
+/* The end of a test that gives everything back. */
+static inline void teardown_cuda(void)
+{
+    await_frees(0);
 }
 
 static inline struct tl_tensor *bytes_on(struct tl_device device, uint64_t size_bytes)

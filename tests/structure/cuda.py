@@ -22,6 +22,7 @@ NUMBERS = {
     "TL_CUDA_OK": ["cudaSuccess", "CUDA_SUCCESS"],
     "TL_CUDA_INVALID_VALUE": ["cudaErrorInvalidValue", "CUDA_ERROR_INVALID_VALUE"],
     "TL_CUDA_NO_MEMORY": ["cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY"],
+    "TL_CUDA_UNLOADING": ["cudaErrorCudartUnloading", "CUDA_ERROR_DEINITIALIZED"],
     "TL_CUDA_TOO_OLD": ["cudaErrorInsufficientDriver"],
     "TL_CUDA_NO_DEVICE": ["cudaErrorNoDevice"],
     "TL_CUDA_INVALID_CONTEXT": ["CUDA_ERROR_INVALID_CONTEXT"],

@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Tensors on devices: how they are created, wrapped and given back, and what is refused. */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#include <tensorlane/log.h>
 
 #include "fakes/device_case.h"
+#include "fakes/log_capture.h"
 #include "fakes/run_suite.h"
+#include "tensor/device.h"
 
 static struct tl_error error;
 static sem_t released;
@@ -54,10 +61,6 @@ START_TEST(created)
     ck_assert(!tl_tensor_is_read_only(tensor));
     ck_assert_uint_eq(device_allocations(), 1);
     tl_tensor_put(tl_tensor_get(tensor));
-    ck_assert_uint_eq(device_allocations(), 1);
-    tl_tensor_put(tensor);
-    /* The next allocation comes after the free. */
-    tensor = bytes_on(gpu1, 1);
     ck_assert_uint_eq(device_allocations(), 1);
     tl_tensor_put(tensor);
 }
@@ -114,9 +117,73 @@ START_TEST(not_while_a_loop_is_driven)
     tl_loop_core_leave();
     ck_assert_ptr_null(other);
     tl_tensor_put(from);
-    other = bytes_on(gpu0, 1);
-    ck_assert_uint_eq(device_allocations(), 1);
-    tl_tensor_put(other);
+}
+END_TEST
+
+/* ----------------------------------------------------------------------------------------------------- freeing -- */
+
+static struct tl_tensor *busy;
+static void *busy_stream;
+
+static void compute(void *context)
+{
+    ck_assert_ptr_nonnull(context);
+}
+
+/* Frees of the device wait for a kernel from here on. */
+static void hold_frees(void)
+{
+    busy = bytes_on(gpu0, 10);
+    busy_stream = cuda->create_stream(0, false);
+    cuda->hold(busy_stream, true);
+    cuda->launch(busy_stream, compute, busy);
+}
+
+static void let_frees_go(void)
+{
+    cuda->hold(busy_stream, false);
+    tl_tensor_put(busy);
+}
+
+START_TEST(a_free_that_waits_holds_up_nothing)
+{
+    const uint64_t size_bytes = 4;
+    struct tl_tensor *tensor = bytes_on(gpu0, 10);
+    hold_frees();
+    tl_tensor_put(tensor);
+    tensor = bytes_on(gpu0, 20);
+    tl_tensor_put(tensor);
+    struct tl_tensor_view view = view_of(gpu0, cuda->allocate(0, 4), &size_bytes);
+    ck_assert_int_eq(tl_tensor_wrap(&view, &tensor, &error), TL_OK);
+    tl_tensor_put(tensor);
+    ck_assert_uint_eq(device_allocations(), 3);
+    let_frees_go();
+}
+END_TEST
+
+static void *create_100(void *unused)
+{
+    (void)unused;
+    return bytes_on(gpu0, 100);
+}
+
+/* Also when another thread has asked for the free. */
+START_TEST(an_allocation_waits_for_the_frees_that_it_needs)
+{
+    const uint64_t too_much = 111;
+    pthread_t thread;
+    void *created;
+    cuda->set_capacity(110);
+    struct tl_tensor *tensor = bytes_on(gpu0, 100);
+    hold_frees();
+    tl_tensor_put(tensor);
+    ck_assert_int_eq(pthread_create(&thread, NULL, create_100, NULL), 0);
+    usleep(1000);
+    ck_assert_uint_eq(device_allocations(), 2);
+    let_frees_go();
+    ck_assert_int_eq(pthread_join(thread, &created), 0);
+    expect(tl_tensor_create_on(gpu0, TL_U8, 1, &too_much, &tensor, &error), TL_RESOURCE_EXHAUSTED, "111 bytes");
+    tl_tensor_put(created);
 }
 END_TEST
 
@@ -314,7 +381,112 @@ START_TEST(a_capture_elsewhere_is_left_alone)
 }
 END_TEST
 
+/* A context takes some hundred MB of its device. */
+START_TEST(no_context_on_another_device)
+{
+    struct fake_cuda_counts counts;
+    cuda = fake_cuda_open(_i);
+    struct tl_tensor *tensor = bytes_on(gpu1, 4), *on_host = bytes_on(host, 4);
+    copy(on_host, tensor);
+    tl_tensor_put(tensor);
+    tl_tensor_put(on_host);
+    await_frees(0);
+    cuda->get_counts(&counts);
+    ck_assert_uint_eq(counts.contexts, 1);
+}
+END_TEST
+
+/* A process that is forked has no threads of the device, and CUDA does not work in it. */
+START_TEST(a_forked_process_is_refused)
+{
+    const uint64_t one = 1;
+    struct tl_tensor *tensor = bytes_on(gpu0, 4), *on_host = bytes_on(host, 4), *other = NULL;
+    copy(on_host, tensor);
+    pid_t child = fork();
+    if (child == 0) {
+        bool is_refused = tl_tensor_create_on(gpu0, TL_U8, 1, &one, &other, &error) == TL_FAILED_PRECONDITION &&
+                          strstr(error.message, "forked") != NULL &&
+                          tl_tensor_copy(tensor, on_host, &error) == TL_FAILED_PRECONDITION;
+        tl_tensor_put(tensor);
+        _exit(is_refused ? 0 : 1);
+    }
+    int status;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%x", (unsigned)status);
+    copy(tensor, on_host);
+    tl_tensor_put(tensor);
+    tl_tensor_put(on_host);
+}
+END_TEST
+
+/* The threads of a device never end, so their code must stay when the program closes the library. */
+START_TEST(the_library_stays)
+{
+    char path[512], line[512];
+    const uint64_t nothing = 0;
+    struct tl_tensor *tensor;
+    enum tl_status (*create_on)(struct tl_device, enum tl_dtype, unsigned, const uint64_t *, struct tl_tensor **,
+                                struct tl_error *) = NULL;
+    snprintf(path, sizeof(path), "%s/lib/libtensorlane.so.1", getenv("TENSORLANE_BUILD"));
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    ck_assert_msg(library != NULL, "%s", dlerror());
+    *(void **)&create_on = dlsym(library, "tl_tensor_create_on");
+    ck_assert_ptr_nonnull(create_on);
+    ck_assert_msg(create_on(gpu0, TL_U8, 1, &nothing, &tensor, &error) == TL_OK, "%s", error.message);
+    ck_assert_int_eq(dlclose(library), 0);
+    FILE *maps = fopen("/proc/self/maps", "r");
+    bool is_there = false;
+    while (fgets(line, sizeof(line), maps))
+        is_there = is_there || strstr(line, "libtensorlane.so") != NULL;
+    fclose(maps);
+    ck_assert(is_there);
+}
+END_TEST
+
 /* -------------------------------------------------------------------------------------------------------- loss -- */
+
+START_TEST(the_end_of_the_process_is_no_loss)
+{
+    struct tl_tensor *tensor = bytes_on(gpu0, 4), *on_host = bytes_on(host, 4);
+    log_capture_begin();
+    cuda->break_device(0, _i == 0 ? 4 : 700);
+    ck_assert_int_eq(tl_tensor_copy(on_host, tensor, &error), TL_FAILED_PRECONDITION);
+    ck_assert_int_eq(tl_tensor_copy(on_host, tensor, &error), TL_FAILED_PRECONDITION);
+    ck_assert_uint_eq(log_capture_count("a device is lost"), _i == 0 ? 0 : 1);
+    tl_tensor_put(tensor);
+    tl_tensor_put(on_host);
+}
+END_TEST
+
+static void use_in_log(enum tl_log_level level, const char *line, size_t len_bytes, void *context)
+{
+    const uint64_t one = 1;
+    struct tl_tensor *tensor;
+    struct tl_error *ret_error = context;
+    (void)level;
+    if (!memmem(line, len_bytes, "a device is lost", 16)) return;
+    ck_assert_int_ne(tl_tensor_create_on(gpu1, TL_U8, 1, &one, &tensor, ret_error), TL_OK);
+    sem_post(&released);
+}
+
+/* It runs on a thread of the device, which would wait for itself. */
+START_TEST(a_log_function_cannot_use_devices)
+{
+    const struct tl_log_options options = {
+        .size_bytes = sizeof(options), .level = TL_LOG_INFO, .write = use_in_log, .context = &error};
+    struct tl_error copy_error;
+    struct tl_tensor *tensor = bytes_on(gpu0, 4), *on_host = bytes_on(host, 4);
+    tl_tensor_put(bytes_on(gpu1, 4));
+    ck_assert_int_eq(tl_log_set(&options, &error), TL_OK);
+    cuda->break_device(0, 700);
+    ck_assert_int_eq(tl_tensor_copy(on_host, tensor, &copy_error), TL_FAILED_PRECONDITION);
+    sem_wait(&released);
+    ck_assert_int_eq(tl_log_set(NULL, &copy_error), TL_OK);
+    expect(error.code, TL_FAILED_PRECONDITION, "or a device");
+    tl_tensor_put(tensor);
+    tl_tensor_put(on_host);
+}
+END_TEST
 
 START_TEST(a_device_that_breaks_is_lost_alone)
 {
@@ -371,11 +543,7 @@ START_TEST(a_call_fails_once)
     cuda->fail_call(0, 0, false);
     if (!failed) ck_assert_int_eq(status, TL_OK);
     ck_assert_msg(use_everything() == TL_OK, "after %s failed: %s", failed, error.message);
-    tl_tensor_put(bytes_on(gpu0, 1)); /* the frees are over */
-    unsigned kept = failed && strcmp(failed, "cudaFree") == 0 ? 1 : 0;
-    struct tl_tensor *last = bytes_on(gpu0, 1);
-    ck_assert_uint_le(device_allocations(), 1 + kept);
-    tl_tensor_put(last);
+    await_frees(failed && strcmp(failed, "cudaFree") == 0 && device_allocations() > 0 ? 1 : 0);
 }
 END_TEST
 
@@ -394,12 +562,14 @@ int main(void)
 {
     Suite *suite = suite_create("device_memory");
     TCase *tcase = tcase_create("device_memory");
-    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_checked_fixture(tcase, setup, teardown_cuda);
     tcase_add_test(tcase, created);
     tcase_add_test(tcase, created_without_bytes);
     tcase_add_test(tcase, created_on_the_host);
     tcase_add_test(tcase, what_cannot_be_created);
     tcase_add_test(tcase, not_while_a_loop_is_driven);
+    tcase_add_test(tcase, a_free_that_waits_holds_up_nothing);
+    tcase_add_test(tcase, an_allocation_waits_for_the_frees_that_it_needs);
     tcase_add_test(tcase, wrapped);
     tcase_add_test(tcase, wrapped_without_release_and_without_bytes);
     tcase_add_test(tcase, wrapped_by_an_older_program);
@@ -408,13 +578,21 @@ int main(void)
     tcase_add_test(tcase, an_alias_is_where_its_base_is);
     tcase_add_test(tcase, the_thread_of_the_caller_stays_as_it_was);
     tcase_add_test(tcase, a_capture_elsewhere_is_left_alone);
+    tcase_add_test(tcase, a_forked_process_is_refused);
+    tcase_add_test(tcase, the_library_stays);
     tcase_add_test(tcase, a_device_that_breaks_is_lost_alone);
     tcase_add_test(tcase, an_allocation_notices_the_loss);
+    tcase_add_loop_test(tcase, the_end_of_the_process_is_no_loss, 0, 2);
+    tcase_add_test(tcase, a_log_function_cannot_use_devices);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("failing_calls");
+    tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_loop_test(tcase, a_call_fails_once, 1, 60);
     tcase_add_loop_test(tcase, all_calls_fail_from_then_on, 1, 60);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("without_cuda");
     tcase_add_test(tcase, nothing_is_loaded_without_a_device);
+    tcase_add_loop_test(tcase, no_context_on_another_device, 11, 14);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -26,6 +26,7 @@ enum { SAFE = 0, UNSAFE = 1, BLOCKS = 2 }; /* what a thread may not call while a
 pthread_mutex_t state_mutex = PTHREAD_MUTEX_INITIALIZER;
 struct device state_devices[FAKE_CUDA_DEVICES] = {{.index = 0}, {.index = 1}};
 struct fake_cuda_counts state_counts;
+size_t state_capacity_bytes = ARENA_BYTES;
 _Thread_local struct thread_state this_thread __attribute__((tls_model("initial-exec")));
 
 static bool (*is_forbidden)(void);
@@ -90,13 +91,21 @@ static tl_cuda_error enter(const char *name, unsigned flags)
     return TL_CUDA_OK;
 }
 
+/* Makes the context of a device current, which creates it if need be. */
+static void enter_context(struct device *device)
+{
+    if (!device->has_context) state_counts.contexts++;
+    device->has_context = true;
+    this_thread.context = device;
+}
+
 #define ENTER(flags)                                                                                                   \
     tl_cuda_error entered = enter(__func__, flags);                                                                    \
     if (entered != TL_CUDA_OK) return leave(entered)
 #define ENTER_DEVICE(flags)                                                                                            \
     ENTER(flags);                                                                                                      \
     if (state_devices[fake_cuda_device_here()].broken) return leave(state_devices[fake_cuda_device_here()].broken);    \
-    this_thread.context = &state_devices[fake_cuda_device_here()]
+    enter_context(&state_devices[fake_cuda_device_here()])
 
 /* libcuda uses the current context and creates none. */
 #define ENTER_CONTEXT()                                                                                                \
@@ -142,11 +151,12 @@ tl_cuda_error cudaGetDeviceCount(int *ret_count)
 
 tl_cuda_error cudaSetDevice(int device)
 {
-    ENTER(UNSAFE);
+    ENTER(SAFE);
     if (device < 0 || device >= device_count) return leave(INVALID_DEVICE);
     if (state_devices[device].broken) return leave(state_devices[device].broken);
     this_thread.ordinal = device;
-    this_thread.context = VERSION >= 12000 ? &state_devices[device] : NULL;
+    this_thread.context = NULL;
+    if (VERSION >= 12000) enter_context(&state_devices[device]);
     return leave(TL_CUDA_OK);
 }
 
@@ -234,9 +244,18 @@ tl_cuda_error cudaStreamSynchronize(void *handle)
     return leave(state_devices[stream->device].broken);
 }
 
+static tl_cuda_error exchange_capture_mode(int *mode)
+{
+    ENTER_CONTEXT();
+    int before = this_thread.mode;
+    this_thread.mode = *mode;
+    *mode = before;
+    return leave(TL_CUDA_OK);
+}
+
 tl_cuda_error cudaThreadExchangeStreamCaptureMode(int *mode)
 {
-    ENTER(SAFE);
+    ENTER_DEVICE(SAFE);
     int before = this_thread.mode;
     this_thread.mode = *mode;
     *mode = before;
@@ -306,6 +325,9 @@ static tl_cuda_error ctx_get_current(void **ret_context)
 static tl_cuda_error ctx_push_current(void *context)
 {
     ENTER(SAFE);
+    if (!context) misuse("no context is pushed");
+    if (this_thread.depth == sizeof(this_thread.below) / sizeof(this_thread.below[0]))
+        misuse("contexts are not popped");
     this_thread.below[this_thread.depth++] = this_thread.context;
     this_thread.context = context;
     return leave(TL_CUDA_OK);
@@ -365,7 +387,7 @@ static const struct {
     {"cuCtxGetCurrent", (void *)ctx_get_current},
     {"cuCtxPushCurrent", (void *)ctx_push_current},
     {"cuCtxPopCurrent", (void *)ctx_pop_current},
-    {"cuThreadExchangeStreamCaptureMode", (void *)cudaThreadExchangeStreamCaptureMode},
+    {"cuThreadExchangeStreamCaptureMode", (void *)exchange_capture_mode},
     {"cuStreamIsCapturing", (void *)stream_is_capturing},
     {"cuEventCreate", (void *)event_create},
     {"cuEventRecord", (void *)event_record},
@@ -425,6 +447,13 @@ static void set_machine(int version, int count)
     device_count = count;
 }
 
+static void set_capacity(size_t size_bytes)
+{
+    pthread_mutex_lock(&state_mutex);
+    state_capacity_bytes = size_bytes;
+    pthread_mutex_unlock(&state_mutex);
+}
+
 static void fail_call(unsigned number, int error, bool is_for_good)
 {
     pthread_mutex_lock(&state_mutex);
@@ -448,6 +477,7 @@ static void break_device(int device, int error)
     pthread_mutex_lock(&state_mutex);
     state_devices[device].broken = error;
     streams_drop_locked(device);
+    memory_forget_locked(device);
     pthread_mutex_unlock(&state_mutex);
 }
 
@@ -548,6 +578,7 @@ const struct fake_cuda fake_cuda_table = {
     .set_forbidden = set_forbidden,
     .set_seed = streams_set_seed,
     .set_machine = set_machine,
+    .set_capacity = set_capacity,
     .fail_call = fail_call,
     .failed_call = get_failed_call,
     .break_device = break_device,

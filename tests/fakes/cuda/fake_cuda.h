@@ -29,6 +29,7 @@
 
 /* What there is now, and what has happened so far. */
 struct fake_cuda_counts {
+    unsigned contexts;
     unsigned device_allocations;
     unsigned host_allocations;
     unsigned streams;
@@ -53,12 +54,15 @@ struct fake_cuda {
     /* Before the first call: the version of CUDA that the driver supports (0: there is no driver), and how many devices
      * there are. */
     void (*set_machine)(int supported_version, int device_count);
+    /* How much the library may have of each device. */
+    void (*set_capacity)(size_t size_bytes);
 
     /* The number-th call from now on returns error: that one, or it and all later ones. 0: none. */
     void (*fail_call)(unsigned number, int error, bool is_for_good);
     /* The call that was made to fail last; NULL: none was. */
     const char *(*failed_call)(void);
-    /* Every call that has to do with the device returns error from now on; what runs there ends. */
+    /* Every call that has to do with the device returns error from now on; what runs there ends, and its memory is not
+     * counted any more. */
     void (*break_device)(int device, int error);
 
     void (*get_counts)(struct fake_cuda_counts *ret_counts);

@@ -49,6 +49,11 @@ static unsigned char *take_host_memory(size_t size_bytes)
 struct memory *memory_create_locked(enum memory_kind kind, int device, size_t size_bytes, bool is_foreign)
 {
     struct memory *memory = calloc(1, sizeof(*memory));
+    if (kind == MEMORY_DEVICE && !is_foreign &&
+        size_bytes > state_capacity_bytes - state_devices[device].allocated_bytes) {
+        free(memory);
+        return NULL;
+    }
     unsigned char *address =
         kind == MEMORY_DEVICE ? take_device_memory(&state_devices[device], size_bytes) : take_host_memory(size_bytes);
     if (!address) {
@@ -62,6 +67,7 @@ struct memory *memory_create_locked(enum memory_kind kind, int device, size_t si
                               .device = device,
                               .is_foreign = is_foreign};
     memories = memory;
+    if (!is_foreign && kind == MEMORY_DEVICE) state_devices[device].allocated_bytes += size_bytes;
     if (!is_foreign) *(kind == MEMORY_DEVICE ? &state_counts.device_allocations : &state_counts.host_allocations) += 1;
     return memory;
 }
@@ -76,7 +82,18 @@ void memory_free_locked(struct memory *memory)
         mprotect(memory->address, whole_pages(memory->size_bytes), PROT_NONE);
     }
     if (memory->is_foreign) return;
+    if (memory->kind == MEMORY_DEVICE) state_devices[memory->device].allocated_bytes -= memory->size_bytes;
     *(memory->kind == MEMORY_DEVICE ? &state_counts.device_allocations : &state_counts.host_allocations) -= 1;
+}
+
+void memory_forget_locked(int device)
+{
+    for (struct memory *memory = memories; memory; memory = memory->next) {
+        if (memory->kind != MEMORY_DEVICE || memory->device != device || memory->is_freed || memory->is_foreign)
+            continue;
+        memory->is_foreign = true;
+        state_counts.device_allocations--;
+    }
 }
 
 struct memory *memory_find_locked(const void *address)

@@ -62,6 +62,8 @@ struct device {
     unsigned char *arena; /* that no one may touch */
     unsigned char *view;
     size_t used_bytes;
+    size_t allocated_bytes; /* by the library */
+    bool has_context;
     struct stream *legacy;
 };
 
@@ -79,6 +81,7 @@ extern pthread_mutex_t state_mutex;
 extern struct device state_devices[FAKE_CUDA_DEVICES];
 extern struct stream *state_streams;
 extern struct fake_cuda_counts state_counts;
+extern size_t state_capacity_bytes; /* of each device, for the library */
 /* With this model it is where LeakSanitizer can look. */
 extern _Thread_local struct thread_state this_thread __attribute__((tls_model("initial-exec")));
 
@@ -87,6 +90,8 @@ _Noreturn void misuse(const char *format, ...) __attribute__((format(printf, 1, 
 /* memory.c */
 struct memory *memory_create_locked(enum memory_kind kind, int device, size_t size_bytes, bool is_foreign);
 void memory_free_locked(struct memory *memory);
+/* Counts the memory of a device no longer. */
+void memory_forget_locked(int device);
 /* What an address is in; NULL: nothing that is known. It may have been freed. */
 struct memory *memory_find_locked(const void *address);
 /* Ends the process unless all of the range may be in a copy. */
