@@ -43,7 +43,7 @@ struct tl_setting_text {
 
 /* What is wrong with a worker, as far as it knows. */
 struct tl_trouble {
-    char *what; /* "descriptors", "pool", "file" or "path" */
+    char *what; /* "descriptors", "pool", "file", "path" or "device" */
     char *reason;
     char *remedy;
     bool breaks_transfers; /* transfers fail because of it */

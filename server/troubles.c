@@ -29,6 +29,7 @@
 #include "base/thread.h"
 #include "server/peers/data_connection.h"
 #include "server/worker_internal.h"
+#include "tensor/device.h"
 
 #define LOOK_PAUSE_NS TL_NS_PER_SEC
 /* Requests that wait for registered memory are in trouble after this time. */
@@ -40,8 +41,8 @@
 
 enum file_trouble { FILE_SOUND, FILE_CHANGED, FILE_REPLACED, FILE_REMOVED, FILE_TROUBLES };
 
-/* Descriptors, files, the memory of each transport, and paths. */
-enum { MAX_TROUBLES = 1 + (FILE_TROUBLES - 1) + TL_MAX_TRANSPORTS + 1 };
+/* Descriptors, files, the memory of each transport, paths, and devices. */
+enum { MAX_TROUBLES = 1 + (FILE_TROUBLES - 1) + TL_MAX_TRANSPORTS + 1 + 1 };
 
 struct watched_file {
     struct tl_mapped_file *file;
@@ -368,6 +369,20 @@ static void add_paths(const struct tl_worker *worker, struct trouble_texts *text
     snprintf(text->remedy, sizeof(text->remedy), "see the logs of both, and health --pairs");
 }
 
+static void add_devices(struct trouble_texts *texts)
+{
+    char reason[TL_DEVICE_LOST_BYTES], more[64] = "";
+    unsigned count = tl_device_count_lost(reason);
+    if (count == 0) return;
+    if (count > 1) snprintf(more, sizeof(more), " (and %u more devices)", count - 1);
+    struct trouble_text *text = add(texts, "device", true);
+    snprintf(text->reason, sizeof(text->reason), "%s%s", reason, more);
+    snprintf(
+        text->remedy, sizeof(text->remedy),
+        "start the worker's process anew; the kernel's log there (dmesg, \"NVRM: Xid\") tells whether the GPU or a "
+        "kernel of the program was at fault");
+}
+
 enum tl_status tl_troubles_describe(const struct tl_worker *worker, struct tl_description *description,
                                     struct tl_error *ret_error)
 {
@@ -377,6 +392,7 @@ enum tl_status tl_troubles_describe(const struct tl_worker *worker, struct tl_de
     add_files(worker->troubles, &texts);
     add_memory(worker, &texts);
     add_paths(worker, &texts);
+    add_devices(&texts);
     if (texts.count == 0) return TL_OK;
     description->troubles = calloc(texts.count, sizeof(*description->troubles));
     if (description->troubles == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for troubles");

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What is wrong with this worker itself, as far as it knows: descriptors, registered memory, files that it has
- * published, paths that keep breaking. Identify reports it.
+ * published, paths that keep breaking, GPUs that its process has lost. Identify reports it.
  *
  * A thread looks at the files, the memory and the descriptors once a second, because a file system may keep it waiting;
- * what it finds of files is also logged, once for each. Paths, and whether a descriptor can be had, are looked at when
- * Identify asks.
+ * what it finds of files is also logged, once for each. Paths, devices, and whether a descriptor can be had, are looked
+ * at when Identify asks.
  */
 #ifndef SERVER_TROUBLES_H
 #define SERVER_TROUBLES_H

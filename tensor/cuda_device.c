@@ -107,8 +107,10 @@ enum tl_status tl_cuda_run_behind_frees(struct tl_cuda_device *device, struct tl
 enum tl_status tl_cuda_check_lost(struct tl_cuda_device *device, struct tl_error *ret_error)
 {
     lock(&device->mutex);
-    enum tl_status status = device->lost.code;
-    if (status != TL_OK) tl_error_copy(ret_error, &device->lost);
+    enum tl_status status = TL_OK;
+    if (device->is_lost)
+        status = tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s is lost until this process starts anew, since %s",
+                              device->name, device->lost_reason);
     unlock(&device->mutex);
     return status;
 }
@@ -116,16 +118,31 @@ enum tl_status tl_cuda_check_lost(struct tl_cuda_device *device, struct tl_error
 /* Marks the device as lost, unless it is already. */
 static void lose(struct tl_cuda_device *device, tl_cuda_error error, const char *what)
 {
-    struct tl_error lost;
-    tl_error_set(&lost, TL_FAILED_PRECONDITION,
-                 "%s is lost until this process starts anew, since %s failed: %s (CUDA error %d)", device->name, what,
-                 device->cuda->cudaGetErrorString(error), error);
     lock(&device->mutex);
-    bool is_new = device->lost.code == TL_OK;
-    if (is_new) device->lost = lost;
+    bool is_new = !device->is_lost;
+    if (is_new)
+        snprintf(device->lost_reason, sizeof(device->lost_reason), "%s failed: %s (CUDA error %d)", what,
+                 device->cuda->cudaGetErrorString(error), error);
+    device->is_lost = true;
     unlock(&device->mutex);
+    /* The reason does not change any more. */
     if (is_new && error != TL_CUDA_UNLOADING)
-        TL_LOG_AT_ERROR("a device is lost", TL_STR("device", device->name), TL_STR("reason", lost.message));
+        TL_LOG_AT_ERROR("a device is lost", TL_STR("device", device->name), TL_STR("reason", device->lost_reason),
+                        TL_STR("remedy", "start this process anew"));
+}
+
+unsigned tl_device_count_lost(char ret_reason[TL_DEVICE_LOST_BYTES])
+{
+    unsigned count = 0;
+    for (unsigned i = 0; i < TL_CUDA_MAX_DEVICES; i++) {
+        struct tl_cuda_device *device = atomic_load_explicit(&devices[i], memory_order_acquire);
+        if (!device) continue;
+        lock(&device->mutex);
+        if (device->is_lost && count++ == 0)
+            snprintf(ret_reason, TL_DEVICE_LOST_BYTES, "%s is lost: %s", device->name, device->lost_reason);
+        unlock(&device->mutex);
+    }
+    return count;
 }
 
 enum tl_status tl_cuda_fail(struct tl_cuda_device *device, tl_cuda_error error, struct tl_error *ret_error,

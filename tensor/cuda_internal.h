@@ -49,7 +49,8 @@ struct tl_cuda_device {
     struct tl_list fences;  /* those that are free */
     void *staging;          /* all blocks; NULL: not allocated yet */
     bool is_block_used[TL_STAGING_BLOCKS];
-    struct tl_error lost; /* why the device is lost; TL_OK: it is not */
+    bool is_lost;
+    char lost_reason[TL_DEVICE_LOST_BYTES / 2]; /* what failed when it was lost */
 };
 
 /* Finds the device and opens it if need be. Errors: those of tensor/device.h. */

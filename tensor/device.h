@@ -93,6 +93,14 @@ struct tl_device_copy {
  * Thread: any, also one that drives a loop. */
 void tl_device_copy_start(struct tl_device_copy *copy);
 
+/* -------------------------------------------------------------------------------------------------------- loss -- */
+
+/* Counts the devices that are lost. With any, it writes what has become of the first: "gpu:0 is lost: a copy failed:
+ * an illegal memory access was encountered (CUDA error 700)". Calls nothing of CUDA. Thread: any, also one that drives
+ * a loop. */
+#define TL_DEVICE_LOST_BYTES 512
+unsigned tl_device_count_lost(char ret_reason[TL_DEVICE_LOST_BYTES]);
+
 /* ----------------------------------------------------------------------------------------------------- staging -- */
 
 /* Pinned memory for copies from and to the host: a device has TL_STAGING_BLOCKS of them, allocated when they are first

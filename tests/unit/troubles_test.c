@@ -15,11 +15,13 @@
 
 #undef fail /* of check.h */
 #include "server/worker_internal.h"
+#include "tensor/device.h"
 
 static struct tl_memory_stats memory;
 static int64_t fake_short_ns;
 static size_t breaking_count;
 static struct tl_data_connection *breaking;
+static unsigned lost_count;
 static int eventfd_failure; /* errno; 0: none */
 static char engine_memory;
 static struct tl_engine *const fake_engine = (struct tl_engine *)&engine_memory;
@@ -35,6 +37,7 @@ static void fake_stats(const struct tl_engine *engine, struct tl_memory_stats *r
 #define tl_control_short_ns(control) ((void)(control), fake_short_ns)
 #define tl_peers_find_breaking(worker, peer, connection)                                                               \
     ((void)(worker), *(peer) = NULL, *(connection) = breaking, breaking_count)
+#define tl_device_count_lost(reason) (snprintf(reason, TL_DEVICE_LOST_BYTES, "gpu:3 is lost: it failed"), lost_count)
 #define tl_peer_name(peer) ((void)(peer), "/job:ps/task:1")
 #include "fakes/run_suite.h"
 #include "server/troubles.c"
@@ -117,6 +120,16 @@ START_TEST(requests_wait_for_memory)
     memory.pool_waiting = 1;
     look_at_memory(worker.troubles);
     ck_assert_ptr_null(only_trouble());
+}
+END_TEST
+
+START_TEST(devices_are_lost)
+{
+    lost_count = 1;
+    expect("device", "gpu:3 is lost: it failed", "start the worker's process anew", true);
+    ck_assert_ptr_null(strstr(only_trouble()->reason, "more"));
+    lost_count = 3;
+    expect("device", "gpu:3 is lost: it failed (and 2 more devices)", "NVRM: Xid", true);
 }
 END_TEST
 
@@ -206,6 +219,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, all_is_well);
     tcase_add_test(tcase, requests_wait_for_memory);
+    tcase_add_test(tcase, devices_are_lost);
     tcase_add_test(tcase, descriptors);
     tcase_add_test(tcase, descriptors_of_the_machine);
     tcase_add_test(tcase, file_that_cannot_be_read);
