@@ -311,6 +311,12 @@ enum tl_status tl_cuda_device_open(struct tl_device which, struct tl_cuda_device
     return status == TL_OK ? tl_cuda_check_lost(*ret_device, ret_error) : status;
 }
 
+enum tl_status tl_device_open(struct tl_device device, struct tl_error *ret_error)
+{
+    struct tl_cuda_device *opened;
+    return tl_cuda_device_open(device, &opened, ret_error);
+}
+
 struct tl_cuda_device *tl_cuda_device_of(struct tl_device which)
 {
     TL_CHECK(which.kind == TL_DEVICE_CUDA && which.index >= 0 && which.index < TL_CUDA_MAX_DEVICES);

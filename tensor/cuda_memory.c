@@ -46,6 +46,16 @@ static void free_memory(struct tl_closure *closure)
     free(memory);
 }
 
+static enum tl_status allocate_bytes(struct tl_cuda_device *device, uint64_t size_bytes, void **ret_data,
+                                     struct tl_error *ret_error)
+{
+    char what[64];
+    tl_cuda_error error = device->cuda->cudaMalloc(ret_data, size_bytes);
+    if (error == TL_CUDA_OK) return TL_OK;
+    snprintf(what, sizeof(what), "allocating %" PRIu64 " bytes", size_bytes);
+    return tl_cuda_fail(device, error, ret_error, what);
+}
+
 struct allocation {
     struct tl_cuda_job job;
     uint64_t size_bytes;
@@ -55,11 +65,7 @@ struct allocation {
 static enum tl_status allocate(struct tl_cuda_job *job, struct tl_error *ret_error)
 {
     struct allocation *allocation = TL_CONTAINER_OF(job, struct allocation, job);
-    char what[64];
-    tl_cuda_error error = job->device->cuda->cudaMalloc(&allocation->data, allocation->size_bytes);
-    if (error == TL_CUDA_OK) return TL_OK;
-    snprintf(what, sizeof(what), "allocating %" PRIu64 " bytes", allocation->size_bytes);
-    return tl_cuda_fail(job->device, error, ret_error, what);
+    return allocate_bytes(job->device, allocation->size_bytes, &allocation->data, ret_error);
 }
 
 /* A job behind the frees. */
@@ -96,6 +102,52 @@ enum tl_status tl_device_memory_create(struct tl_device which, uint64_t size_byt
     *memory = (struct tl_device_memory){.closure.run = free_memory, .device = device, .data = allocation.data};
     *ret_memory = memory;
     return TL_OK;
+}
+
+/* Thread: the memory thread. */
+static void try_request(struct tl_closure *closure);
+
+/* Thread: the one that frees. What was given back before is free now. */
+static void try_request_again(struct tl_closure *closure)
+{
+    struct tl_device_request *request = TL_CONTAINER_OF(closure, struct tl_device_request, closure);
+    request->closure.run = try_request;
+    tl_closure_thread_post(&tl_cuda_device_of(request->device)->memory_thread, closure);
+}
+
+static void try_request(struct tl_closure *closure)
+{
+    struct tl_device_request *request = TL_CONTAINER_OF(closure, struct tl_device_request, closure);
+    struct tl_cuda_device *device = tl_cuda_device_of(request->device);
+    struct tl_error error = {.code = TL_OK};
+    void *data = NULL;
+    struct tl_device_memory *memory = tl_alloc_zeroed(sizeof(*memory));
+    if (!memory) {
+        (void)no_memory(&error);
+    } else if (request->size_bytes > 0 &&
+               allocate_bytes(device, request->size_bytes, &data, &error) == TL_RESOURCE_EXHAUSTED &&
+               !request->is_tried) {
+        free(memory);
+        request->is_tried = true;
+        request->closure.run = try_request_again;
+        tl_closure_thread_post(&device->free_thread, closure);
+        return;
+    }
+    if (error.code == TL_OK) {
+        *memory = (struct tl_device_memory){.closure.run = free_memory, .device = device, .data = data};
+    } else {
+        free(memory);
+        memory = NULL;
+    }
+    request->done(request, memory, &error);
+}
+
+void tl_device_memory_request(struct tl_device_request *request)
+{
+    request->closure.run = try_request;
+    request->is_tried = false;
+    tl_list_init(&request->closure.link);
+    tl_closure_thread_post(&tl_cuda_device_of(request->device)->memory_thread, &request->closure);
 }
 
 /* --------------------------------------------------------------------------------------------- wrapped memory -- */

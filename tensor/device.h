@@ -23,6 +23,7 @@
 #include <tensorlane/tensor.h>
 
 #include "base/list.h"
+#include "base/mailbox.h"
 
 /* Writes "host" or "gpu:0"; returns buffer. */
 #define TL_DEVICE_TEXT_BYTES 24
@@ -33,6 +34,9 @@ char *tl_device_format(struct tl_device device, char buffer[TL_DEVICE_TEXT_BYTES
  * or a device, which must not wait; or the process was forked from one that used CUDA. TL_RESOURCE_EXHAUSTED: no memory
  * or thread. TL_INTERNAL: CUDA failed otherwise. */
 
+/* Opens the device. Errors: as above. Blocks: yes. */
+enum tl_status tl_device_open(struct tl_device device, struct tl_error *ret_error) TL_MUST_USE;
+
 /* ------------------------------------------------------------------------------------------------------ memory -- */
 
 struct tl_device_memory;
@@ -42,6 +46,20 @@ struct tl_device_memory;
  * is free. Blocks: yes. */
 enum tl_status tl_device_memory_create(struct tl_device device, uint64_t size_bytes,
                                        struct tl_device_memory **ret_memory, struct tl_error *ret_error) TL_MUST_USE;
+
+/* An allocation that nobody waits for, embedded in what it is part of. */
+struct tl_device_request {
+    struct tl_device device; /* open */
+    uint64_t size_bytes;     /* may be 0 */
+    /* The memory is there, which is the callee's, or NULL and a status that says why not. Thread: the device's; it must
+     * not wait. */
+    void (*done)(struct tl_device_request *request, struct tl_device_memory *memory, const struct tl_error *status);
+    struct tl_closure closure; /* the device's, from here on */
+    bool is_tried;             /* there was no memory, and it waits for frees */
+};
+
+/* Starts an allocation; done follows exactly once, and never in this call. Thread: any, also one that drives a loop. */
+void tl_device_memory_request(struct tl_device_request *request);
 
 /* Takes over memory of the caller, after a look at its first and last byte. Opens the device. release may be NULL.
  * Errors: as above; TL_INVALID_ARGUMENT: it is not memory of this device. TL_UNIMPLEMENTED: managed memory. release is

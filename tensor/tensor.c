@@ -193,15 +193,23 @@ enum tl_status tl_tensor_create_on(struct tl_device device, enum tl_dtype dtype,
     if (device.kind == TL_DEVICE_HOST) return tl_tensor_create(dtype, rank, dims, ret_tensor, ret_error);
     enum tl_status status = describe_plain(dtype, rank, dims, &meta_data, &count, ret_error);
     if (status != TL_OK) return status;
-    struct tl_tensor *tensor = create_empty(&meta_data);
-    if (!tensor) return no_memory(ret_error, meta_data.size_bytes);
-    tensor->device = device;
-    status = tl_device_memory_create(device, meta_data.size_bytes, &tensor->device_memory, ret_error);
-    if (status != TL_OK) {
-        destroy(tensor);
-        return status;
+    struct tl_device_memory *memory;
+    status = tl_device_memory_create(device, meta_data.size_bytes, &memory, ret_error);
+    return status == TL_OK ? tl_tensor_create_in(device, &meta_data, memory, ret_tensor, ret_error) : status;
+}
+
+enum tl_status tl_tensor_create_in(struct tl_device device, const struct tl_meta_data *meta_data,
+                                   struct tl_device_memory *memory, struct tl_tensor **ret_tensor,
+                                   struct tl_error *ret_error)
+{
+    struct tl_tensor *tensor = create_empty(meta_data);
+    if (!tensor) {
+        tl_device_memory_destroy(memory);
+        return no_memory(ret_error, meta_data->size_bytes);
     }
-    if (meta_data.size_bytes > 0) set_bytes(tensor, tl_device_memory_data(tensor->device_memory));
+    tensor->device = device;
+    tensor->device_memory = memory;
+    if (meta_data->size_bytes > 0) set_bytes(tensor, tl_device_memory_data(memory));
     *ret_tensor = tensor;
     return TL_OK;
 }

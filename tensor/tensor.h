@@ -35,6 +35,14 @@ enum tl_status tl_tensor_create_around(const struct tl_meta_data *meta_data, voi
                                        void *context, struct tl_tensor **ret_tensor,
                                        struct tl_error *ret_error) TL_MUST_USE;
 
+/* Creates a tensor of this meta-data, which is neither of strings nor dead and has been validated, in memory of a
+ * device that was allocated for it, and takes the memory over: also when it fails.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+struct tl_device_memory;
+enum tl_status tl_tensor_create_in(struct tl_device device, const struct tl_meta_data *meta_data,
+                                   struct tl_device_memory *memory, struct tl_tensor **ret_tensor,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+
 /* Checks the serialized form of a string tensor that came from outside: the lengths add up to the bytes.
  * Errors: TL_DATA_LOSS: they do not. TL_OK for every other dtype. */
 enum tl_status tl_tensor_check_strings(const struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;

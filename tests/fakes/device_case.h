@@ -86,6 +86,18 @@ static inline bool is_filled(const struct tl_tensor *tensor, unsigned seed)
     return true;
 }
 
+/* What there is on the device, once all that was asked for and given back before is done: an allocation for which there
+ * is no memory waits for that. */
+static inline unsigned device_allocations_at_last(void)
+{
+    const uint64_t huge = UINT64_C(1) << 50;
+    struct fake_cuda_counts counts;
+    struct tl_tensor *tensor;
+    ck_assert_int_eq(tl_tensor_create_on(gpu0, TL_U8, 1, &huge, &tensor, NULL), TL_RESOURCE_EXHAUSTED);
+    cuda->get_counts(&counts);
+    return counts.device_allocations;
+}
+
 static inline void copy(struct tl_tensor *to, const struct tl_tensor *from)
 {
     struct tl_error error;
