@@ -127,9 +127,9 @@ struct tl_fetch {
     uint64_t received_bytes; /* so many bytes of the value, from its first, are in the destination */
     void *hash_state;        /* the state of XXH3 over them; NULL unless wants_checksum */
     bool is_verified;
-    bool is_final;    /* in done: the status is the owner's answer, whatever its code */
-    bool is_rerouted; /* in done with TL_UNAVAILABLE: the transport works but has no space for the fetch, for the reason
-                         in path_reason; another transport may take it */
+    bool is_final;     /* in done: the status is the owner's answer, whatever its code */
+    bool is_rerouted;  /* in done with TL_UNAVAILABLE: the transport works but cannot carry the fetch, for the reason in
+                          path_reason; another transport may take it */
     bool is_unsettled; /* it was requested on a connection that broke, and no final answer has come since: the owner may
                           keep a value for it */
 
@@ -195,8 +195,9 @@ struct tl_serve {
     const struct tl_identity *peer; /* valid as long as the serve */
     const char *key;                /* NUL-terminated, valid as long as the serve */
     uint64_t step;
+    bool takes_devices; /* the transport's: it sends tensors that lie on devices */
     bool is_final;      /* a status in the reply is the answer, whatever its code; else the asker may ask again after
-                           TL_UNAVAILABLE */
+                           TL_UNAVAILABLE, and asks over the link after TL_UNIMPLEMENTED */
     void *source_state; /* the source's */
     uint64_t order;     /* the source's: kept while the serve asks again */
 };

@@ -182,8 +182,12 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
             conn_protocol_error(conn, "ERROR_STATUS for %s before its REQUEST", request->fetch->key);
             return;
         }
-        tl_error_set(&error, message->code, "%s", message->text);
+        /* An owner that cannot send this value over the data connection says so. */
+        bool is_rerouted = message->code == TL_UNIMPLEMENTED && !message->is_final;
+        tl_error_set(&error, is_rerouted ? TL_UNAVAILABLE : message->code, "%s", message->text);
         request->fetch->is_final = message->is_final;
+        request->fetch->is_rerouted = is_rerouted;
+        if (is_rerouted) request->fetch->path_reason = tl_reason(message->text);
         request->is_answered = true;
         request_set_result(request, &error);
         request_handle(request, REQUEST_EVENT_STATUS);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "server/transports/transport.h"
 #include "server/worker_internal.h"
+#include "tensor/device.h"
 
 /* A request of a peer, from its arrival to the end of its serve, or to the table's answer if that comes later. */
 struct served {
@@ -35,16 +36,6 @@ static void take_copy(struct tl_offer *offer)
     tl_tensor_put(tensor);
 }
 
-static void answer(struct served *served, const struct tl_error *status, struct tl_offer *offer)
-{
-    if (served->serving->wants_copies && status->code == TL_OK) take_copy(offer);
-    served->is_answered = true;
-    served->is_reserved = status->code == TL_OK && offer->is_one_shot;
-    served->serve->is_final = true;
-    served->serve->order = served->receiver.order;
-    served->serve->ops->reply(served->serve, status, offer);
-}
-
 /* Ends a serve: what was reserved for it is dropped, offered again, or kept for a while. */
 static void settle(struct tl_serving *serving, const struct tl_request_id *id, enum tl_serve_end end)
 {
@@ -58,6 +49,43 @@ static void settle(struct tl_serving *serving, const struct tl_request_id *id, e
         tl_rendezvous_receiver_lost(worker->table, id, until_ns);
         tl_source_expire_reservations(worker);
     }
+}
+
+static bool is_on_device(const struct tl_tensor *tensor)
+{
+    return tl_tensor_device(tensor).kind != TL_DEVICE_HOST && tl_tensor_size_bytes(tensor) > 0;
+}
+
+/* Answers with a value that lies on a device to a transport that cannot send it. Over a data connection the asker is
+ * told to ask over the link, for which the value stays reserved. */
+static void decline(struct served *served, const struct tl_offer *offer)
+{
+    struct tl_serve *serve = served->serve;
+    struct tl_error error;
+    char device[TL_DEVICE_TEXT_BYTES];
+    serve->is_final = served->serving == &served->serving->worker->serving;
+    tl_device_format(tl_tensor_device(offer->tensor), device);
+    tl_error_set(&error, TL_UNIMPLEMENTED,
+                 serve->is_final ? "the tensor lies on %s, which this way of asking cannot read"
+                                 : "the tensor lies on %s",
+                 device);
+    tl_tensor_put(offer->tensor);
+    if (offer->is_one_shot) settle(served->serving, &serve->id, serve->is_final ? TL_SERVE_CANCELLED : TL_SERVE_BROKEN);
+    serve->ops->reply(serve, &error, NULL);
+}
+
+static void answer(struct served *served, const struct tl_error *status, struct tl_offer *offer)
+{
+    served->is_answered = true;
+    served->serve->is_final = true;
+    served->serve->order = served->receiver.order;
+    if (status->code == TL_OK && !served->serve->takes_devices && is_on_device(offer->tensor)) {
+        decline(served, offer);
+        return;
+    }
+    if (served->serving->wants_copies && status->code == TL_OK) take_copy(offer);
+    served->is_reserved = status->code == TL_OK && offer->is_one_shot;
+    served->serve->ops->reply(served->serve, status, offer);
 }
 
 /* The answer has arrived at the executor. */

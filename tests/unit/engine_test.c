@@ -382,6 +382,22 @@ START_TEST(long_status_arrives_complete)
 }
 END_TEST
 
+/* The owner cannot send this value over the data connection, and says why. */
+START_TEST(a_value_that_the_owner_does_not_send_here)
+{
+    for (int is_final = 0; is_final < 2; is_final++) {
+        open_pair();
+        engine_side_refuse(owner, "key", TL_UNIMPLEMENTED, "the tensor lies on gpu:0", is_final);
+        fetch("key", 1);
+        ck_assert_int_eq(ask.result.code, is_final ? TL_UNIMPLEMENTED : TL_UNAVAILABLE);
+        ck_assert_int_eq(ask.fetch.is_rerouted, !is_final);
+        if (!is_final) ck_assert_str_eq(ask.fetch.path_reason, "the tensor lies on gpu:0");
+        engine_ask_fini(&ask);
+        engine_pair_close(&pair);
+    }
+}
+END_TEST
+
 START_TEST(more_fetches_than_requests)
 {
     enum { COUNT = 50 };
@@ -516,6 +532,7 @@ int main(void)
     tcase_add_test(tcase, checksum_wrong);
     tcase_add_test(tcase, request_comes_first);
     tcase_add_test(tcase, long_status_arrives_complete);
+    tcase_add_test(tcase, a_value_that_the_owner_does_not_send_here);
     tcase_add_test(tcase, more_fetches_than_requests);
     tcase_add_test(tcase, asked_by_the_callback_with_the_only_handle);
     tcase_add_test(tcase, closed_by_the_callback);

@@ -3,7 +3,9 @@
 #include <check.h>
 #include <string.h>
 
+#include "fakes/device_case.h"
 #include "fakes/run_suite.h"
+#include "base/clock.h"
 #include "server/rendezvous/rendezvous.h"
 #include "server/worker_internal.h"
 
@@ -17,6 +19,11 @@ static struct tl_error answer; /* to serve */
 static unsigned answers;
 static unsigned newer_answers;
 static uint64_t newer_bytes;
+
+static void post(const struct tl_executor *of, struct tl_closure *closure)
+{
+    (void)of, (void)closure;
+}
 
 static void reply(struct tl_serve *of, const struct tl_error *status, const struct tl_offer *offer)
 {
@@ -57,6 +64,8 @@ static void setup(void)
     memset(&worker, 0, sizeof(worker));
     ck_assert_int_eq(tl_rendezvous_create(&limits, &worker.table, NULL), TL_OK);
     ck_assert_int_eq(tl_tensor_create(TL_U8, 1, (uint64_t[]){4}, &tensor, NULL), TL_OK);
+    worker.executor.post = post;
+    worker.settings.reservation_timeout_ns = TL_NS_PER_SEC;
     tl_serving_init(&worker.serving, &worker, &executor);
     serve = (struct tl_serve){.ops = &ops, .id = {.number = 1}, .peer = &peer, .key = "key", .step = 1};
     publish();
@@ -181,6 +190,81 @@ START_TEST(a_probe_is_answered_at_once)
 }
 END_TEST
 
+/* ----------------------------------------------------------------------------------------------------- devices -- */
+
+static struct tl_sender sender;
+static unsigned over_count;
+
+static void over(struct tl_sender *of, const struct tl_error *status)
+{
+    (void)of, (void)status;
+    over_count++;
+}
+
+/* A one-shot value on a device is asked for. */
+static void ask_for_device(struct tl_serving *serving, uint64_t size_bytes)
+{
+    setup_cuda();
+    struct tl_tensor *on_gpu = bytes_on(gpu0, size_bytes);
+    sender.over = over;
+    ck_assert_int_eq(tl_rendezvous_send(worker.table, "key", 1, on_gpu, &sender, NULL), TL_OK);
+    tl_tensor_put(on_gpu);
+    answers = 0;
+    tl_serving_ops.request(serving, &serve);
+    ck_assert_uint_eq(answers, 1);
+}
+
+/* The receiver asks again over the link, as the same request, for which the value is kept. */
+START_TEST(a_transport_that_reaches_no_device)
+{
+    struct tl_serving transport;
+    tl_serving_init(&transport, &worker, &executor);
+    ask_for_device(&transport, 100);
+    ck_assert_int_eq(answer.code, TL_UNIMPLEMENTED);
+    ck_assert_str_eq(answer.message, "the tensor lies on gpu:0");
+    ck_assert(!serve.is_final);
+    tl_serving_ops.closed(&transport, &serve, TL_SERVE_RECEIVED);
+    ck_assert_uint_eq(over_count, 0);
+    newer = serve;
+    newer.id.number = 2;
+    newer_answers = 0;
+    tl_serving_ops.request(&worker.serving, &newer);
+    ck_assert_uint_eq(newer_answers, 0);
+    tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_CANCELLED);
+    newer.id.number = 1;
+    newer.takes_devices = true;
+    tl_serving_ops.request(&worker.serving, &newer);
+    ck_assert_uint_eq(newer_answers, 1);
+    ck_assert_uint_eq(newer_bytes, 100);
+    tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_RECEIVED);
+    ck_assert_uint_eq(over_count, 1);
+    serve.source_state = NULL; /* it is over */
+}
+END_TEST
+
+/* Nothing else can carry the value to it: the value is for others. */
+START_TEST(a_call_that_reaches_no_device)
+{
+    ask_for_device(&worker.serving, 100);
+    ck_assert_int_eq(answer.code, TL_UNIMPLEMENTED);
+    ck_assert_ptr_nonnull(strstr(answer.message, "lies on gpu:0"));
+    ck_assert(serve.is_final);
+    tl_serving_ops.closed(&worker.serving, &serve, TL_SERVE_RECEIVED);
+    ck_assert_uint_eq(over_count, 0);
+    ck_assert(tl_rendezvous_unsend(worker.table, &sender));
+    serve.source_state = NULL; /* it is over */
+}
+END_TEST
+
+START_TEST(no_bytes_lie_nowhere)
+{
+    ask_for_device(&worker.serving, 0);
+    ck_assert_int_eq(answer.code, TL_OK);
+    tl_serving_ops.closed(&worker.serving, &serve, TL_SERVE_RECEIVED);
+    serve.source_state = NULL; /* it is over */
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("serving");
@@ -193,6 +277,9 @@ int main(void)
     tcase_add_test(tcase, asks_again_while_the_worker_closes);
     tcase_add_test(tcase, gets_what_there_is_while_the_worker_closes);
     tcase_add_test(tcase, a_probe_is_answered_at_once);
+    tcase_add_test(tcase, a_transport_that_reaches_no_device);
+    tcase_add_test(tcase, a_call_that_reaches_no_device);
+    tcase_add_test(tcase, no_bytes_lie_nowhere);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
