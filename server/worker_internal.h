@@ -195,6 +195,7 @@ struct tl_peer_request {
     struct tl_link *link;       /* the link that carries the request; NULL: none */
     bool is_probe;              /* it tries a data connection: it takes no link, and holds no other request up */
     bool is_refused;            /* the request cannot travel: done_closure is deferred */
+    const char *link_reason;    /* why the request must travel over the link; never freed. NULL: it need not */
     const char *path_reason;    /* why the request travels over the link; never freed */
     struct tl_session *session; /* the session that carries the request; NULL: none */
     struct tl_closure start_closure;

@@ -183,6 +183,9 @@ struct tl_recv_options {
     bool may_map; /* the program only reads the tensor, which may then be a file of the peer's, mapped read-only. It is
                      when both are on one host, the peer allows it, and no checksum is wanted; the completion's path
                      shows it. What was read counts once tl_tensor_check has succeeded */
+    uint32_t unused;         /* ignored; what follows begins where the struct of older programs ends */
+    struct tl_device device; /* where a new tensor shall lie; zero: on the host. Strings and dead tensors always lie
+                                there. With a destination: zero, or where that lies */
 };
 
 /* Offers a tensor to one receiver of (key, step), which may ask before or after. The memory is read, not copied: its
@@ -200,9 +203,10 @@ TL_API enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_
 /* Receives from a peer what it offers as (key, step), or what it has published as key with a version of at least step,
  * whichever is there first. The completion carries the tensor. A connection that breaks is no error: the same request
  * is made again until the deadline.
- * Errors of the call: TL_INVALID_ARGUMENT: the key, size_bytes, or a destination that is read-only, or one with
- * may_map. TL_UNIMPLEMENTED: an option that this version does not know (tensorlane.h), or a destination on a device.
- * TL_NOT_FOUND: no such peer.
+ * Errors of the call: TL_INVALID_ARGUMENT: the key, size_bytes, a destination that is read-only, a destination or a
+ * device with may_map, or a destination that is not on the device. TL_UNIMPLEMENTED: an option that this version does
+ * not know (tensorlane.h), or a destination on a device. TL_NOT_FOUND: no such peer. With a device also those of
+ * tl_tensor_create_on.
  * Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer. TL_CANCELLED: tl_cancel or close.
  * TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape). TL_DATA_LOSS: the checksum does not
  * match, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait at the peer, or there is no memory

@@ -74,6 +74,10 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
     struct tl_link *link = peer->links.link;
     if (link == NULL || !tl_link_is_up(link)) return false;
     if (request->is_probe) return dispatch_probe(peer, request);
+    if (request->link_reason != NULL) {
+        send_on_link(link, request, request->link_reason);
+        return true;
+    }
     const struct tl_data_connection *connection;
     switch (tl_data_connections_use(&peer->data, &connection)) {
     case TL_DATA_CONNECTION_TAKE:

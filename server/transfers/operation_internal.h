@@ -6,6 +6,7 @@
 
 #include "server/progress/completion_queue.h"
 #include "server/worker_internal.h"
+#include "tensor/allocation.h"
 
 /*
  *   a send:     NEW --start--> RUNNING --over--> LINGERING --memory free--> COMPLETE
@@ -102,6 +103,10 @@ struct op_receive {
     const struct tl_error *answer_status; /* the status that answer_closure carries; kept */
     struct tl_offer offer;                /* what the table has answered with TL_OK */
     struct tl_tensor *destination;        /* the caller's, NULL: a new one */
+    struct tl_device device;              /* where a new one lies */
+    struct tl_allocation *allocation;     /* of a new one on a device, under way; NULL: none */
+    struct tl_tensor *allocated;          /* what it has brought, and the fetch has not taken; NULL: nothing */
+    bool is_place_awaited;                /* the fetch waits for the allocation */
     struct tl_timer retry_timer;
     unsigned retry_count; /* retries so far: each waits longer */
     bool wants_checksum;

@@ -8,11 +8,13 @@
  * first error and completes when the transport has let go. So does one whose answer of the table, given on another
  * thread, is on its way: what it brings is given back.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/reason.h"
 #include "base/struct_version.h"
 #include "server/back_off.h"
 #include "server/transfers/borrow.h"
@@ -33,11 +35,89 @@ static enum tl_status check_destination(const struct tl_op *op, const struct tl_
                         tl_dtype_name(meta_data->dtype), shape, tl_dtype_name(wanted->dtype), wanted_shape);
 }
 
+/* --------------------------------------------------------------------------------------------- the destination -- */
+
+static void post_to_progress(void *loop, struct tl_closure *closure)
+{
+    tl_progress_post(loop, closure);
+}
+
+/* An allocation has ended. The fetch may have ended before it, to be started again. */
+static void allocation_ended(void *context, struct tl_tensor *tensor, const struct tl_error *status)
+{
+    struct tl_op *op = context;
+    struct op_receive *receive = &op->receive;
+    struct tl_error error = *status;
+    if (error.code != TL_OK) tl_error_prefix(&error, "tensor '%s': ", op->key);
+    receive->allocation = NULL;
+    receive->allocated = tensor;
+    if (!receive->is_place_awaited) return;
+    receive->is_place_awaited = false;
+    receive->request.fetch.placed(&receive->request.fetch, &error);
+}
+
+static enum tl_status start_allocation(struct tl_op *op, const struct tl_meta_data *meta_data,
+                                       struct tl_error *ret_error)
+{
+    const struct tl_allocation_options options = {.device = op->receive.device,
+                                                  .meta_data = meta_data,
+                                                  .post = post_to_progress,
+                                                  .loop = &op->worker->progress,
+                                                  .done = allocation_ended,
+                                                  .context = op};
+    op->receive.allocation = tl_allocation_start(&options);
+    if (op->receive.allocation != NULL) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "tensor '%s': no memory for its allocation", op->key);
+}
+
+static void drop_allocation(struct op_receive *receive)
+{
+    tl_allocation_put(receive->allocation);
+    receive->allocation = NULL;
+    tl_tensor_put(receive->allocated);
+    receive->allocated = NULL;
+}
+
+/* Finds the new tensor on a device, or leaves it for later. One that was allocated for a connection that broke is used
+ * if it fits. */
+static enum tl_status place_on_device(struct tl_op *op, const struct tl_meta_data *meta_data,
+                                      struct tl_tensor **ret_destination, struct tl_error *ret_error)
+{
+    struct op_receive *receive = &op->receive;
+    const struct tl_meta_data *former = receive->allocated != NULL    ? tl_tensor_meta_data(receive->allocated)
+                                        : receive->allocation != NULL ? tl_allocation_meta_data(receive->allocation)
+                                                                      : NULL;
+    if (former != NULL && !tl_meta_data_is_equal(former, meta_data)) drop_allocation(receive);
+    *ret_destination = receive->allocated;
+    receive->allocated = NULL;
+    if (*ret_destination != NULL) return TL_OK;
+    enum tl_status status = receive->allocation != NULL ? TL_OK : start_allocation(op, meta_data, ret_error);
+    receive->is_place_awaited = status == TL_OK;
+    return status;
+}
+
+/* Where the destination lies for a value of this meta-data: dead tensors and strings are never on devices. */
+static struct tl_device device_for(const struct tl_op *op, const struct tl_meta_data *meta_data)
+{
+    const struct op_receive *receive = &op->receive;
+    if (receive->destination != NULL) return tl_tensor_device(receive->destination);
+    if (meta_data->is_dead || meta_data->dtype == TL_STRING) return (struct tl_device){.kind = TL_DEVICE_HOST};
+    return receive->device;
+}
+
 static enum tl_status fetch_place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                                   struct tl_tensor **ret_destination, struct tl_error *ret_error)
 {
     struct tl_op *op = TL_CONTAINER_OF(fetch, struct tl_op, receive.request.fetch);
+    struct tl_device device = device_for(op, meta_data);
+    char where[TL_DEVICE_TEXT_BYTES];
     enum tl_status status;
+    if (device.kind != TL_DEVICE_HOST && fetch->placed == NULL) {
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s cannot be received from %s into memory of %s", op->key,
+                            tl_peer_name(op->receive.peer), tl_device_format(device, where));
+    }
+    if (op->receive.destination == NULL && device.kind != TL_DEVICE_HOST)
+        return place_on_device(op, meta_data, ret_destination, ret_error);
     if (op->receive.destination == NULL) {
         const struct tl_allocator *allocator = fetch->allocator;
         status = allocator != NULL ? allocator->create(allocator->context, meta_data, ret_destination, ret_error)
@@ -65,6 +145,8 @@ static const char *reason_of(const struct tl_op *op, enum tl_path path)
                    : "";
     case TL_PATH_BOUNCE:
         return op->receive.request.fetch.path_reason;
+    case TL_PATH_GPU_PROXY:
+        return is_on_link ? op->receive.request.path_reason : op->receive.request.fetch.path_reason;
     default:
         return "";
     }
@@ -209,6 +291,18 @@ static void give_back_offer(struct tl_op *op, const struct tl_error *unused)
     if (is_reserved) tl_rendezvous_release(table, &id);
 }
 
+/* Why the receive must use the link, which alone reaches devices; NULL: it need not. */
+static const char *link_reason(const struct tl_op *op)
+{
+    const struct op_receive *receive = &op->receive;
+    struct tl_device device = receive->destination != NULL ? tl_tensor_device(receive->destination) : receive->device;
+    char where[TL_DEVICE_TEXT_BYTES];
+    char reason[TL_DEVICE_TEXT_BYTES + 32];
+    if (device.kind == TL_DEVICE_HOST) return NULL;
+    snprintf(reason, sizeof(reason), "the destination is on %s", tl_device_format(device, where));
+    return tl_reason(reason);
+}
+
 static void start(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
@@ -228,6 +322,7 @@ static void start(struct tl_op *op, const struct tl_error *unused)
         fetch->step = op->step;
         fetch->wants_checksum = receive->wants_checksum;
         fetch->may_map = receive->may_map;
+        receive->request.link_reason = link_reason(op);
         tl_peer_fetch(receive->peer, &receive->request);
     }
 }
@@ -271,6 +366,8 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
     struct tl_op *op = TL_CONTAINER_OF(fetch, struct tl_op, receive.request.fetch);
     bool may_go_on = result->code == TL_UNAVAILABLE && !fetch->is_final && !op->worker->closing.is_closing;
     tl_peer_fetch_done(&op->receive.request);
+    op->receive.is_place_awaited = false;
+    fetch->placed = NULL;
     if (result->code == TL_OK) {
         struct tl_tensor *tensor = fetch->destination;
         fetch->destination = NULL;
@@ -350,6 +447,21 @@ static enum tl_status read_options(const struct tl_recv_options *caller_options,
                           "tl_recv_options", ret_error);
 }
 
+/* Checks that `device` can be used, and opens it. */
+static enum tl_status check_device(const char *key, const struct tl_recv_options *options, struct tl_error *ret_error)
+{
+    const struct tl_tensor *destination = options->destination;
+    char wanted[TL_DEVICE_TEXT_BYTES], given[TL_DEVICE_TEXT_BYTES];
+    if (options->device.kind == TL_DEVICE_HOST) return TL_OK;
+    if (options->may_map)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%.64s cannot be mapped into memory of a device", key);
+    if (destination == NULL) return tl_device_open(options->device, ret_error);
+    struct tl_device device = tl_tensor_device(destination);
+    if (device.kind == options->device.kind && device.index == options->device.index) return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the destination for %.64s is on %s, and not on %s as wanted",
+                        key, tl_device_format(device, given), tl_device_format(options->device, wanted));
+}
+
 enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
                                     const struct tl_recv_options *caller_options, int64_t timeout_ns,
                                     struct tl_op **ret_op, struct tl_error *ret_error)
@@ -366,7 +478,12 @@ enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, c
     if (destination != NULL && options.may_map) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%.64s cannot be mapped into a destination", key);
     }
-    if (destination != NULL) status = tl_tensor_check_on_host(destination, "tl_recv", ret_error);
+    status = check_device(key, &options, ret_error);
+    if (status == TL_OK && options.device.kind != TL_DEVICE_HOST && tl_peer_is_self(from)) {
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%.64s cannot be received from this worker itself on a device",
+                            key);
+    }
+    if (status == TL_OK && destination != NULL) status = tl_tensor_check_on_host(destination, "tl_recv", ret_error);
     if (status != TL_OK) return status;
     struct tl_op *op;
     status = tl_op_create(worker, TL_OP_RECV, receive_transitions, key, step, timeout_ns, &op, ret_error);
@@ -376,6 +493,7 @@ enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, c
     receive->destination = destination != NULL ? tl_tensor_get(destination) : NULL;
     receive->wants_checksum = worker->settings.checksum || options.wants_checksum;
     receive->may_map = options.may_map;
+    receive->device = options.device;
     receive->retry_timer.fire = retry;
     receive->answer_closure.run = answer_came;
     tl_fetch_init(&receive->request.fetch, &fetch_ops);
@@ -386,6 +504,7 @@ enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, c
 
 void tl_op_receive_fini(struct tl_op *op)
 {
+    drop_allocation(&op->receive);
     tl_tensor_put(op->receive.destination);
     tl_fetch_fini(&op->receive.request.fetch);
 }

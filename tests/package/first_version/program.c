@@ -177,7 +177,7 @@ static void receive(struct tl_worker *worker, tl_peer_id peer, struct tl_cq *cq,
         tl_tensor_put(got[i].tensor);
     }
     options.first.size_bytes = sizeof(options);
-    options.added[0] = 1;
+    options.added[1] = 1; /* behind the device, which the first version did not know */
     EXPECT(tl_recv(worker, peer, "weights", 0, &options.first, TL_TIMEOUT_DEFAULT, cq, NULL, &op, &error) ==
            TL_UNIMPLEMENTED);
 }

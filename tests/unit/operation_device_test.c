@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Sends and receives of tensors on devices: what is refused, where the destination comes from, and how an operation
+ * ends while it waits for a device. */
+#include "fakes/operation_case.h"
+
+#include "fakes/device_case.h"
+#include "fakes/run_suite.h"
+
+static const struct tl_meta_data four_bytes = {.dtype = TL_U8, .shape = {1, {4}}, .size_bytes = 4};
+static const struct tl_meta_data five_bytes = {.dtype = TL_U8, .shape = {1, {5}}, .size_bytes = 5};
+
+static void setup_device(void)
+{
+    setup();
+    setup_cuda();
+}
+
+static enum tl_status try_receive(const struct tl_recv_options *options)
+{
+    return tl_op_receive_create(&worker, 1, "key", 1, options, TL_NS_PER_SEC, &op, &error);
+}
+
+static void create_receive_on(struct tl_device device, struct tl_tensor *destination)
+{
+    const struct tl_recv_options options = {
+        .size_bytes = sizeof(options), .device = device, .destination = destination};
+    enum tl_status status = try_receive(&options);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    op->reader.cq = (struct tl_cq *)&worker;
+}
+
+static void expect_refused(const struct tl_recv_options *options, enum tl_status status, const char *text)
+{
+    ck_assert_int_eq(try_receive(options), status);
+    ck_assert_msg(strstr(error.message, text) != NULL, "%s", error.message);
+}
+
+static void fetch_ends(enum tl_status code, const char *message)
+{
+    struct tl_error result = {.code = code};
+    snprintf(result.message, sizeof(result.message), "%s", message);
+    op->receive.request.fetch.ops->done(&op->receive.request.fetch, &result);
+}
+
+/* ----------------------------------------------------------------------------------------------------- options -- */
+
+START_TEST(options_that_are_refused)
+{
+    struct tl_tensor *on_gpu = bytes_on(gpu0, 4);
+    struct tl_recv_options options = {.size_bytes = sizeof(options), .device = gpu0, .destination = tensor};
+    expect_refused(&options, TL_INVALID_ARGUMENT, "is on host, and not on gpu:0");
+    options.device = gpu1;
+    options.destination = on_gpu;
+    expect_refused(&options, TL_INVALID_ARGUMENT, "is on gpu:0, and not on gpu:1");
+    options.destination = NULL;
+    options.may_map = true;
+    expect_refused(&options, TL_INVALID_ARGUMENT, "cannot be mapped");
+    options.may_map = false;
+    options.device.index = 7;
+    expect_refused(&options, TL_NOT_FOUND, "no gpu:7");
+    options.device.kind = (enum tl_device_kind)9;
+    expect_refused(&options, TL_UNIMPLEMENTED, "kind 9");
+    tl_tensor_put(on_gpu);
+}
+END_TEST
+
+/* The struct of a program that knows no devices ends before the field, and what lies behind it is not read. */
+START_TEST(options_of_an_older_program)
+{
+    struct tl_recv_options options = {.size_bytes = TL_RECV_OPTIONS_FIRST_BYTES, .unused = 1, .device = gpu0};
+    ck_assert_uint_ge(offsetof(struct tl_recv_options, device), TL_RECV_OPTIONS_FIRST_BYTES);
+    ck_assert_int_eq(try_receive(&options), TL_OK);
+    ck_assert_int_eq(op->receive.device.kind, TL_DEVICE_HOST);
+    tl_op_receive_discard(op);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------ destinations -- */
+
+static void placed(struct tl_fetch *fetch, const struct tl_error *status)
+{
+    ck_assert_ptr_eq(fetch, &op->receive.request.fetch);
+    note("placed:");
+    note(status->code == TL_OK ? "ok" : status->message);
+}
+
+static enum tl_status place(const struct tl_meta_data *meta_data, struct tl_tensor **ret_destination)
+{
+    struct tl_fetch *fetch = &op->receive.request.fetch;
+    return fetch->ops->place(fetch, meta_data, ret_destination, &error);
+}
+
+/* The fetch is over a link, whose peer has announced a value. */
+static void announce(const struct tl_meta_data *meta_data)
+{
+    struct tl_tensor *destination = tensor;
+    op->receive.request.fetch.placed = placed;
+    ck_assert_int_eq(place(meta_data, &destination), TL_OK);
+    ck_assert_ptr_null(destination);
+}
+
+static void start_receive_on(struct tl_device device)
+{
+    create_receive_on(device, NULL);
+    op_start(&op->closure);
+    check_calls("fetch");
+}
+
+START_TEST(placed_on_a_device)
+{
+    struct tl_tensor *destination;
+    start_receive_on(gpu0);
+    ck_assert_str_eq(op->receive.request.link_reason, "the destination is on gpu:0");
+    announce(&four_bytes);
+    run_posted();
+    check_calls("placed: ok");
+    ck_assert_int_eq(place(&four_bytes, &destination), TL_OK);
+    ck_assert_int_eq(tl_tensor_device(destination).kind, TL_DEVICE_CUDA);
+    ck_assert_ptr_null(op->receive.allocated);
+    op->receive.request.fetch.destination = destination;
+    fetch_ends(TL_OK, "");
+    check_calls("complete: ok");
+    tl_tensor_put(op->result.tensor);
+}
+END_TEST
+
+START_TEST(what_cannot_be_allocated)
+{
+    const struct tl_meta_data huge = {
+        .dtype = TL_U8, .shape = {1, {UINT64_C(1) << 50}}, .size_bytes = UINT64_C(1) << 50};
+    start_receive_on(gpu0);
+    announce(&huge);
+    run_posted();
+    ck_assert_ptr_nonnull(strstr(calls, "placed: tensor 'key': allocating 1125899906842624 bytes failed on gpu:0"));
+    calls[0] = '\0';
+    fetch_ends(TL_RESOURCE_EXHAUSTED, "none");
+    check_calls("give_up complete: none");
+}
+END_TEST
+
+/* A connection breaks while the memory is allocated: the next one finds it, if it fits. */
+START_TEST(placed_for_the_next_connection)
+{
+    struct tl_tensor *destination;
+    bool is_before = _i < 2, is_other = _i % 2 == 1; /* the closure comes before the next connection; another value */
+    start_receive_on(gpu0);
+    announce(&four_bytes);
+    fetch_ends(TL_UNAVAILABLE, "broken");
+    ck_assert_ptr_null(op->receive.request.fetch.placed);
+    if (is_before) run_posted();
+    fake_clock_advance(TL_RECEIVE_FIRST_BACK_OFF_NS);
+    tl_timers_fire_due(&timers, tl_clock_now_ns());
+    check_calls("fetch");
+    if (is_other) {
+        announce(&five_bytes);
+    } else if (!is_before) {
+        announce(&four_bytes);
+    }
+    if (!is_before && is_other) run_posted(); /* the former one, which was given up */
+    if (!is_before || is_other) {
+        if (posted == NULL && calls[0] == '\0') run_posted();
+        check_calls("placed: ok");
+    }
+    op->receive.request.fetch.placed = placed;
+    ck_assert_int_eq(place(is_other ? &five_bytes : &four_bytes, &destination), TL_OK);
+    ck_assert_uint_eq(tl_tensor_size_bytes(destination), is_other ? 5 : 4);
+    op->receive.request.fetch.destination = destination;
+    fetch_ends(TL_OK, "");
+    check_calls("complete: ok");
+    tl_tensor_put(op->result.tensor);
+    ck_assert_uint_eq(device_allocations_at_last(), 0);
+}
+END_TEST
+
+START_TEST(receive_that_ends_while_memory_is_allocated)
+{
+    start_receive_on(gpu0);
+    announce(&four_bytes);
+    can_cancel = true;
+    if (_i == 0) {
+        ck_assert(tl_op_receive_end(op, &why));
+        check_calls("give_up complete: why");
+    } else {
+        fake_clock_advance(TL_NS_PER_SEC);
+        tl_timers_fire_due(&timers, tl_clock_now_ns());
+        ck_assert_ptr_nonnull(strstr(calls, "give_up complete: key of step 1 did not come"));
+    }
+    unsigned count = device_allocations_at_last();
+    ck_assert_uint_eq(count, posted != NULL);
+    if (posted != NULL) run_posted(); /* it was on its way */
+    ck_assert_uint_eq(device_allocations_at_last(), 0);
+}
+END_TEST
+
+START_TEST(transports_that_reach_no_device)
+{
+    struct tl_tensor *destination;
+    start_receive_on(gpu0);
+    ck_assert_int_eq(place(&four_bytes, &destination), TL_UNIMPLEMENTED);
+    ck_assert_msg(strstr(error.message, "memory of gpu:0") != NULL, "%s", error.message);
+    fetch_ends(TL_UNIMPLEMENTED, "no");
+    check_calls("give_up complete: no");
+}
+END_TEST
+
+START_TEST(strings_and_dead_tensors_lie_on_the_host)
+{
+    const struct tl_meta_data values[] = {{.is_dead = true}, {.dtype = TL_STRING, .shape = {1, {1}}, .size_bytes = 8}};
+    struct tl_tensor *destination;
+    start_receive_on(gpu0);
+    ck_assert_int_eq(place(&values[_i], &destination), TL_OK);
+    ck_assert_int_eq(tl_tensor_device(destination).kind, TL_DEVICE_HOST);
+    op->receive.request.fetch.destination = destination;
+    fetch_ends(TL_OK, "");
+    check_calls("complete: ok");
+    tl_tensor_put(op->result.tensor);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("operation_device");
+    TCase *tcase = tcase_create("operation_device");
+    tcase_add_checked_fixture(tcase, setup_device, NULL);
+    tcase_add_test(tcase, options_that_are_refused);
+    tcase_add_test(tcase, options_of_an_older_program);
+    tcase_add_test(tcase, placed_on_a_device);
+    tcase_add_test(tcase, what_cannot_be_allocated);
+    tcase_add_loop_test(tcase, placed_for_the_next_connection, 0, 4);
+    tcase_add_loop_test(tcase, receive_that_ends_while_memory_is_allocated, 0, 2);
+    tcase_add_test(tcase, transports_that_reach_no_device);
+    tcase_add_loop_test(tcase, strings_and_dead_tensors_lie_on_the_host, 0, 2);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
