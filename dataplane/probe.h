@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Whether a provider really moves bytes: tries a message and a write from the provider to itself.
+ * Whether a provider really moves bytes: tries a message, and a write or a read, from the provider to itself.
  *
  * What a device reports proves little: a GID may have no route, a window may not bind, a card may hang.
  */
@@ -17,5 +17,9 @@
  * for timeout_ns, and until the card has completed what was posted. */
 enum tl_status tl_provider_probe(struct tl_provider *provider, enum tl_keys keys, int64_t timeout_ns,
                                  struct tl_error *ret_error) TL_MUST_USE;
+/* Does the same with a read under TL_KEYS_WINDOW in place of the write, where the provider reads. Its message begins
+ * with "a probe read failed: ". */
+enum tl_status tl_provider_probe_reads(struct tl_provider *provider, int64_t timeout_ns,
+                                       struct tl_error *ret_error) TL_MUST_USE;
 
 #endif

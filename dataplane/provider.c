@@ -56,10 +56,11 @@ enum tl_status tl_queue_pair_expose(struct tl_queue_pair *pair, struct tl_region
 }
 
 enum tl_status tl_queue_pair_expose_source(struct tl_queue_pair *pair, struct tl_region *region, void *address,
-                                           uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+                                           uint64_t len_bytes, bool is_writable, struct tl_exposure *exposure,
+                                           struct tl_error *ret_error)
 {
     if (pair->ops->expose_source == NULL) return not_supported(pair->provider, "reads of its peer", ret_error);
-    return pair->ops->expose_source(pair, region, address, len_bytes, exposure, ret_error);
+    return pair->ops->expose_source(pair, region, address, len_bytes, is_writable, exposure, ret_error);
 }
 
 enum tl_status tl_queue_pair_share(struct tl_queue_pair *pair, struct tl_mapped_file *file,

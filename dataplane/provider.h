@@ -200,9 +200,11 @@ struct tl_provider_ops {
      * time. NULL, as expose_source: the provider does not read. */
     void (*read)(struct tl_queue_pair *pair, const struct tl_region *region, void *destination, uint64_t len_bytes,
                  const struct tl_descriptor *source, uint64_t offset_bytes, struct tl_work *work);
-    /* Does the same as expose, but the peer may read the memory and not write it. Only under TL_KEYS_WINDOW. */
+    /* Does the same as expose, but the peer may read the memory, and write it only if is_writable. Only under
+     * TL_KEYS_WINDOW. */
     enum tl_status (*expose_source)(struct tl_queue_pair *pair, struct tl_region *region, void *address,
-                                    uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error);
+                                    uint64_t len_bytes, bool is_writable, struct tl_exposure *exposure,
+                                    struct tl_error *ret_error);
     /* Ends an exposure, once: when work is done (NULL: that is not reported), no write or read through the descriptor
      * can take effect. One of the peer that comes later breaks the queue pair. Under TL_KEYS_REGION the exposure is
      * only forgotten, which needs no space, and work is NULL. */
@@ -225,13 +227,15 @@ struct tl_provider_ops {
 struct tl_provider {
     const struct tl_provider_ops *ops;
     struct tl_provider_limits limits;
-    int fd;                  /* to sleep on, after arm; -1: the provider cannot wake a sleeper */
-    char name[64];           /* the device: "mlx5_0:1" */
-    char reason[256];        /* why this device, port and GID were chosen */
-    int64_t helper_until_ns; /* a helper thread works on what is awaited, until about then: a thread that polls
-                                meanwhile yields to others, and sleeps afterwards; 0: none does */
-    struct tl_error failure; /* code TL_OK: it works; else it is broken for good, with the reason and the remedy. Owned
-                                by the reactor */
+    int fd;                   /* to sleep on, after arm; -1: the provider cannot wake a sleeper */
+    char name[64];            /* the device: "mlx5_0:1" */
+    char reason[256];         /* why this device, port and GID were chosen */
+    int64_t helper_until_ns;  /* a helper thread works on what is awaited, until about then: a thread that polls
+                                 meanwhile yields to others, and sleeps afterwards; 0: none does */
+    const char *read_failure; /* why a read of the probe has failed: neither this side nor a peer reads then; NULL: none
+                                 has failed. Never freed (base/reason.h) */
+    struct tl_error failure;  /* code TL_OK: it works; else it is broken for good, with the reason and the remedy. Owned
+                                 by the reactor */
 };
 
 /* The first member of every provider's own struct. */
@@ -270,7 +274,7 @@ enum tl_status tl_queue_pair_expose(struct tl_queue_pair *pair, struct tl_region
                                     uint64_t len_bytes, struct tl_exposure *exposure,
                                     struct tl_error *ret_error) TL_MUST_USE;
 enum tl_status tl_queue_pair_expose_source(struct tl_queue_pair *pair, struct tl_region *region, void *address,
-                                           uint64_t len_bytes, struct tl_exposure *exposure,
+                                           uint64_t len_bytes, bool is_writable, struct tl_exposure *exposure,
                                            struct tl_error *ret_error) TL_MUST_USE;
 /* Errors: TL_UNIMPLEMENTED: the provider cannot share files. TL_UNAVAILABLE: not now. TL_RESOURCE_EXHAUSTED: no memory
  * or descriptor. */

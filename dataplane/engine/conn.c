@@ -127,7 +127,7 @@ static void pair_broken(void *owner, const struct tl_error *reason)
     bool is_refused = conn->state != CONN_UP && reason->code == TL_PERMISSION_DENIED;
     if (!is_refused) end.code = TL_UNAVAILABLE;
     tl_error_prefix(&end, "%s: ", conn->peer.name);
-    if (conn->state == CONN_HANDSHAKE && reason->code == TL_DEADLINE_EXCEEDED) {
+    if (conn->state == CONN_HANDSHAKE && (reason->code == TL_DEADLINE_EXCEEDED || handshake_is_reading(conn))) {
         handshake_explain(conn, reason, &end);
         end.code = TL_UNAVAILABLE;
     }

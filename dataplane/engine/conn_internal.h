@@ -206,6 +206,15 @@ struct handshake_probe {
     unsigned uses;              /* how many of these two are not done */
 };
 
+/* A read of what we have written into the peer's probe, where we read what we receive. */
+struct handshake_read {
+    struct pending_post post;
+    struct tl_work work;
+    uint64_t len_bytes;
+    bool is_posted;
+    bool is_over;
+};
+
 /* Our HELLO. */
 struct handshake_hello {
     struct pending_post post;
@@ -226,6 +235,7 @@ struct conn_handshake {
     struct measuring measuring;
     struct tl_conn_measures measures;
     struct handshake_hello hello;
+    struct handshake_read read;
     struct pending_post probe_post;
     struct pending_post probed_post;
     struct tl_timer timer;
@@ -416,6 +426,8 @@ void handshake_probe(struct tl_conn *conn);
 void handshake_probed(struct tl_conn *conn);
 /* Measuring is over. */
 void handshake_measured(struct tl_conn *conn);
+/* Whether a read of the peer's probe is under way. */
+bool handshake_is_reading(const struct tl_conn *conn);
 /* Frees what the handshake has left. */
 void handshake_fini(struct tl_conn *conn);
 
@@ -439,6 +451,8 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
 /* Completes the fetches that are finished, as far as this pump may hash and copy their bytes, and those that end
  * without a request. */
 void requests_complete_fetches(struct tl_conn *conn);
+/* Whether what this side receives is read. */
+bool requests_are_read(const struct tl_conn *conn);
 /* The queue pair is drained: ends the requests that are open. */
 void requests_break(struct tl_conn *conn);
 bool requests_are_over(const struct tl_conn *conn);

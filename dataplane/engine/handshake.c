@@ -6,20 +6,26 @@
  * Happy path: the opener sends HELLO with the token that the other's address carried, and the other answers with its
  * own HELLO. Each writes the other's challenge into the other's probe, and checks that its own challenge has been
  * written right. Both send PROBED, and the connection is up. Before it writes the challenge each side measures how fast
- * it writes (measure.c); the opener does so first, so that the two do not disturb each other.
+ * it writes (measure.c); the opener does so first, so that the two do not disturb each other. A side that reads what it
+ * receives then writes some bytes and reads them back.
  *
  * Failure modes: an address of another version or incarnation; no handshake in time, with how far it came; a HELLO with
- * a wrong token; a write that delivers wrong bytes. Each of them ends the connection with its reason.
+ * a wrong token; a write or read that delivers wrong bytes; a read that fails, which says that writes work. Each of
+ * them ends the connection with its reason.
  */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/arith.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/random.h"
 #include "dataplane/engine/conn_internal.h"
 #include "dataplane/memory/pages.h"
+
+/* How many bytes are read back at most. */
+#define READ_BYTES 4096
 
 /* --------------------------------------------------------------------------------------------------- handshake -- */
 
@@ -37,7 +43,13 @@ static bool post_hello(struct pending_post *pending)
     struct conn_handshake *handshake = &conn->handshake;
     struct handshake_probe *probe = &handshake->probe;
     struct tl_error error;
-    if (tl_queue_pair_expose(conn->pair, probe->region, probe->bytes, PROBE_BYTES, &probe->exposure, &error) != TL_OK) {
+    /* A peer that reads what it receives tries that here. */
+    bool may_show = conn->pair->ops->expose_source != NULL && conn->engine->options.keys == TL_KEYS_WINDOW;
+    enum tl_status status =
+        may_show ? tl_queue_pair_expose_source(conn->pair, probe->region, probe->bytes, PROBE_BYTES, true,
+                                               &probe->exposure, &error)
+                 : tl_queue_pair_expose(conn->pair, probe->region, probe->bytes, PROBE_BYTES, &probe->exposure, &error);
+    if (status != TL_OK) {
         tl_conn_close(conn, &error);
         return false;
     }
@@ -56,6 +68,46 @@ static void hello_done(struct tl_work *work, enum tl_status status)
     struct tl_conn *conn = TL_CONTAINER_OF(work, struct tl_conn, handshake.hello.work);
     if (status == TL_OK) conn->handshake.hello.is_sent = true;
     conn_space_freed(conn);
+}
+
+/* Writes into the peer's probe, and reads it back. */
+static bool post_read(struct pending_post *pending)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, handshake.read.post);
+    struct handshake_read *read = &conn->handshake.read;
+    struct handshake_probe *probe = &conn->handshake.probe;
+    uint8_t *source = probe->bytes + PROBE_BYTES;
+    read->len_bytes = tl_min_u64(READ_BYTES, conn->engine->piece_bytes);
+    for (uint64_t i = 0; i < read->len_bytes; i++)
+        source[i] = (uint8_t)tl_random_u64();
+    conn->pair->ops->write(conn->pair, probe->region, source, read->len_bytes, &probe->peer, 0, false, 0, NULL);
+    conn->pair->ops->read(conn->pair, probe->region, source + READ_BYTES, read->len_bytes, &probe->peer, 0,
+                          &read->work);
+    read->is_posted = true;
+    return false;
+}
+
+static void read_done(struct tl_work *work, enum tl_status status)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(work, struct tl_conn, handshake.read.work);
+    struct handshake_read *read = &conn->handshake.read;
+    const uint8_t *source = conn->handshake.probe.bytes + PROBE_BYTES;
+    struct tl_error reason;
+    if (status != TL_OK) return; /* the queue pair is broken, for the reason that follows */
+    read->is_over = true;
+    conn_space_freed(conn);
+    if (memcmp(source, source + READ_BYTES, read->len_bytes) == 0) {
+        conn_post_when_slot(conn, &conn->handshake.probe_post);
+        return;
+    }
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s: a read of its memory through %s has delivered wrong bytes",
+                 conn->peer.name, conn->engine->provider->name);
+    tl_conn_close(conn, &reason);
+}
+
+bool handshake_is_reading(const struct tl_conn *conn)
+{
+    return conn->handshake.read.is_posted && !conn->handshake.read.is_over;
 }
 
 /* Writes the peer's challenge into its probe. */
@@ -159,7 +211,11 @@ void handshake_hello(struct tl_conn *conn, const struct tl_message *message)
 
 void handshake_measured(struct tl_conn *conn)
 {
-    conn_post_when_slot(conn, &conn->handshake.probe_post);
+    if (requests_are_read(conn)) {
+        conn_post_when_space(conn, &conn->handshake.read.post);
+    } else {
+        conn_post_when_slot(conn, &conn->handshake.probe_post);
+    }
 }
 
 void handshake_probe(struct tl_conn *conn)
@@ -209,11 +265,13 @@ enum tl_status handshake_init(struct tl_conn *conn, struct tl_error *ret_error)
 {
     struct conn_handshake *handshake = &conn->handshake;
     struct handshake_probe *probe = &handshake->probe;
-    struct tl_list *const places[] = {&handshake->hello.post.place, &handshake->probe_post.place,
-                                      &handshake->probed_post.place};
+    struct tl_list *const places[] = {&handshake->hello.post.place, &handshake->read.post.place,
+                                      &handshake->probe_post.place, &handshake->probed_post.place};
     for (size_t i = 0; i < TL_ARRAY_COUNT(places); i++)
         tl_list_init(places[i]);
     handshake->hello.post.post = post_hello;
+    handshake->read.post.post = post_read;
+    handshake->read.work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = read_done};
     handshake->probe_post.post = post_probe;
     handshake->probed_post.post = post_probed;
     handshake->timer.fire = handshake_timeout;

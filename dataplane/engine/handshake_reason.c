@@ -100,8 +100,22 @@ static void explain_route(const struct tl_conn *conn, const struct tl_error *bro
     }
 }
 
+/* Messages and writes have passed, and a read does not. */
+static void explain_read(const struct tl_conn *conn, const struct tl_error *broken, struct tl_error *ret_reason)
+{
+    tl_error_set(ret_reason, TL_DEADLINE_EXCEEDED,
+                 "%s: messages and writes pass through %s, a read of its memory does not: %.300s; set protocol to "
+                 "grpc+verbs here, with which peers write what this worker receives",
+                 conn->peer.name, conn->engine->provider->name,
+                 broken != NULL ? broken->message : "its bytes do not come");
+}
+
 void handshake_explain(const struct tl_conn *conn, const struct tl_error *broken, struct tl_error *ret_reason)
 {
+    if (handshake_is_reading(conn)) {
+        explain_read(conn, broken, ret_reason);
+        return;
+    }
     if (conn->pair->ops->describe_route != NULL) {
         explain_route(conn, broken, ret_reason);
         return;

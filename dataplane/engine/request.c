@@ -289,7 +289,7 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
      * has a bounce buffer in the pool, destinations lie elsewhere. */
     fetch->allocator = conn->engine->options.is_bounce_forced ? NULL : &conn->requests.placing.allocator;
     tl_fetch_restart(fetch);
-    request->is_reading = conn->engine->options.is_reading && request_may_read(conn);
+    request->is_reading = requests_are_read(conn);
     if (request->is_reading) { /* the destination is made when SOURCE has come */
         request_handle(request, REQUEST_EVENT_READY);
         return true;

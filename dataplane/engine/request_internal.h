@@ -165,8 +165,6 @@ void request_ask_without_map(struct request *request);
 
 /* ---------------------------------------------------------------------------------------------- request_read.c -- */
 
-/* Whether the bytes of a request that begins are to be read. */
-bool request_may_read(const struct tl_conn *conn);
 /* SOURCE has come: chooses the destination, and reads the bytes into it. */
 void request_source(struct request *request, const struct tl_message *message);
 /* Queues the next read. REQUEST_EVENT_READ follows the first one, REQUEST_EVENT_COMPLETE the last one. */

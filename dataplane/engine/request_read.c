@@ -24,9 +24,9 @@
  * posted behind them waits for all. */
 #define READ_BYTES ((uint64_t)256 * 1024)
 
-bool request_may_read(const struct tl_conn *conn)
+bool requests_are_read(const struct tl_conn *conn)
 {
-    return conn->pair->ops->read != NULL && conn_read_depth(conn) > 0;
+    return conn->engine->options.is_reading && conn->pair->ops->read != NULL && conn_read_depth(conn) > 0;
 }
 
 void request_source(struct request *request, const struct tl_message *message)
@@ -133,6 +133,7 @@ const char *request_how_read(const struct request *request)
 {
     if (request->is_source_returned) return "written by its owner: the pool had no memory to read it into";
     if (request->is_reading) return "read from the memory of its owner";
-    const char *refusal = request->conn->pair->read_refusal;
+    const char *failure = request->conn->engine->provider->read_failure;
+    const char *refusal = failure != NULL ? failure : request->conn->pair->read_refusal;
     return refusal != NULL ? refusal : "written by its owner, which could not show its memory";
 }

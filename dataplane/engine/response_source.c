@@ -136,7 +136,7 @@ static bool expose(struct response *response)
     struct tl_conn *conn = response->conn;
     struct tl_error error;
     uint64_t size_bytes = tl_tensor_size_bytes(response->offer.tensor);
-    if (tl_queue_pair_expose_source(conn->pair, response->pin.region, response->pin.address, size_bytes,
+    if (tl_queue_pair_expose_source(conn->pair, response->pin.region, response->pin.address, size_bytes, false,
                                     &response->window.exposure, &error) == TL_OK) {
         response->source.is_exposed = true;
         conn->posts.windows_used++;

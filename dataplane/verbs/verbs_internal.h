@@ -430,7 +430,7 @@ enum tl_status verbs_window_expose(struct tl_queue_pair *pair, struct tl_region 
                                    uint64_t len_bytes, struct tl_exposure *exposure,
                                    struct tl_error *ret_error) TL_MUST_USE;
 enum tl_status verbs_window_expose_source(struct tl_queue_pair *pair, struct tl_region *region, void *address,
-                                          uint64_t len_bytes, struct tl_exposure *exposure,
+                                          uint64_t len_bytes, bool is_writable, struct tl_exposure *exposure,
                                           struct tl_error *ret_error) TL_MUST_USE;
 void verbs_window_revoke(struct tl_queue_pair *pair, struct tl_exposure *exposure, struct tl_work *work);
 

@@ -204,6 +204,7 @@ static void describe(const struct verbs_pair *pair, struct verbs_address *ret_ou
 {
     const struct verbs_device *device = pair->device;
     struct ibv_port_attr port = {0};
+    bool does_read = device->base.read_failure == NULL;
     /* The subnet manager may have given another LID since the device was opened. */
     if (device->port.link_layer == IBV_LINK_LAYER_INFINIBAND)
         ibv_query_port(device->context, device->port.number, &port);
@@ -212,8 +213,8 @@ static void describe(const struct verbs_pair *pair, struct verbs_address *ret_ou
         .gid_type = device->port.gid_type,
         .mtu = (uint8_t)device->port.mtu,
         .keys = (uint8_t)pair->windows.keys,
-        .initiator_depth = clamp_depth(device->attributes.max_qp_init_rd_atom),
-        .responder_depth = clamp_depth(device->attributes.max_qp_rd_atom),
+        .initiator_depth = does_read ? clamp_depth(device->attributes.max_qp_init_rd_atom) : 0,
+        .responder_depth = does_read ? clamp_depth(device->attributes.max_qp_rd_atom) : 0,
         .timeout = device->settings.timeout,
         .retry_count = device->settings.retry_count,
         .lid = port.lid,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Exposures. Under TL_KEYS_WINDOW each exposure has a type 2 memory window of its own. A request that leaves with the
- * next doorbell binds it to this queue pair and to nothing but the exposed bytes, for writes or for reads, and another
- * request invalidates it. A window can be bound again once its invalidation is over, with the next key: an old
- * descriptor opens nothing for the next 255 binds of that window, and never anything to another peer.
+ * next doorbell binds it to this queue pair and to nothing but the exposed bytes, for writes, for reads or for both,
+ * and another request invalidates it. A window can be bound again once its invalidation is over, with the next key: an
+ * old descriptor opens nothing for the next 255 binds of that window, and never anything to another peer.
  *
  * Windows are made in blocks, the first when the queue pair is created, and kept for it. Windows that are still bound
  * when it has broken go back to the card before the owner learns that it is drained: until then they keep their
@@ -127,10 +127,12 @@ enum tl_status verbs_window_expose(struct tl_queue_pair *base, struct tl_region 
 }
 
 enum tl_status verbs_window_expose_source(struct tl_queue_pair *base, struct tl_region *region, void *address,
-                                          uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+                                          uint64_t len_bytes, bool is_writable, struct tl_exposure *exposure,
+                                          struct tl_error *ret_error)
 {
     TL_CHECK(verbs_pair_of(base)->windows.keys == TL_KEYS_WINDOW);
-    return expose(base, region, address, len_bytes, IBV_ACCESS_REMOTE_READ, exposure, ret_error);
+    unsigned access = IBV_ACCESS_REMOTE_READ | (is_writable ? IBV_ACCESS_REMOTE_WRITE : 0u);
+    return expose(base, region, address, len_bytes, access, exposure, ret_error);
 }
 
 void verbs_window_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, struct tl_work *work)

@@ -81,6 +81,7 @@ static enum tl_status choose(struct tl_transport *transport, const struct tl_tra
     const char *address = worker->setup.task != NULL ? worker->setup.task->address : NULL;
     struct opening opening = {.transport = transport, .source = source, .address = address};
     struct tl_transport_candidates candidates = {.keys = transport->options.engine.keys,
+                                                 .is_reading = transport->options.engine.is_reading,
                                                  .open = open_candidate,
                                                  .failed = candidate_failed,
                                                  .context = &opening};
@@ -155,6 +156,11 @@ enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_tra
     TL_LOG(source->find_host == NULL ? TL_LOG_INFO : TL_LOG_DEBUG, "data plane ready",
            TL_STR("transport", source->name), TL_STR("device", transport->provider->name),
            TL_STR("reason", transport->provider->reason));
+    if (transport->provider->read_failure != NULL) {
+        TL_LOG_AT_WARN("a card does not read; owners write what this worker receives",
+                       TL_STR("device", transport->provider->name),
+                       TL_STR("reason", transport->provider->read_failure));
+    }
     *ret_transport = transport;
     return TL_OK;
 }

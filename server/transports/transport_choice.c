@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/reason.h"
 #include "dataplane/probe.h"
 
 /* A message and a write take microseconds; a card that gets no answer needs half a second to report that. */
@@ -51,6 +52,14 @@ static const char *without_device(const struct tl_transport_candidate *candidate
     return has_device && strncmp(message + len, ": ", 2) == 0 ? message + len + 2 : message;
 }
 
+/* Tries whether the provider reads. One that does not is used all the same, for writes. */
+static void probe_reads(struct tl_provider *provider)
+{
+    struct tl_error error;
+    if (provider->ops->read == NULL || tl_provider_probe_reads(provider, PROBE_NS, &error) == TL_OK) return;
+    provider->read_failure = tl_reason(error.message);
+}
+
 /* Opens a candidate and probes it. Returns a provider that works. */
 static enum tl_status try_candidate(const struct tl_transport_candidates *candidates, unsigned order,
                                     struct tl_provider **ret_provider, struct tl_error *ret_error)
@@ -63,6 +72,7 @@ static enum tl_status try_candidate(const struct tl_transport_candidates *candid
         provider->ops->close(provider);
         return status;
     }
+    if (candidates->is_reading && candidates->keys == TL_KEYS_WINDOW) probe_reads(provider);
     *ret_provider = provider;
     return TL_OK;
 }

@@ -11,6 +11,7 @@
 #ifndef SERVER_TRANSPORTS_TRANSPORT_CHOICE_H
 #define SERVER_TRANSPORTS_TRANSPORT_CHOICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "dataplane/provider.h"
@@ -31,6 +32,7 @@ struct tl_transport_candidates {
     const struct tl_transport_candidate *items; /* [count], in their order */
     size_t count;                               /* at least 1 */
     enum tl_keys keys;
+    bool is_reading; /* what is received is read: a candidate whose reads fail is told apart (read_failure) */
     enum tl_status (*open)(void *context, unsigned order, struct tl_provider **ret_provider,
                            struct tl_error *ret_error);
     tl_transport_failed_fn *failed; /* called for each candidate that has failed, with its name; may be NULL */

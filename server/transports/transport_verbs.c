@@ -152,12 +152,18 @@ static void describe_verbs(const void *detail, const struct tl_settings *setting
 /* Names the card, and says so where this worker reads what it receives. */
 static void describe_reading(const struct tl_transport *transport, char *ret_text, size_t capacity)
 {
-    bool is_reading = transport->options.engine.is_reading;
-    snprintf(ret_text, capacity, "%s%s", transport->describes_device,
-             !is_reading                                        ? ""
-             : transport->options.engine.keys == TL_KEYS_WINDOW ? "; what it receives is read from its owner (grpc+gdr)"
-                                                                : "; its verbs.keys is region: owners write what it "
-                                                                  "receives, in spite of grpc+gdr");
+    static const char written[] = "owners write what it receives, in spite of grpc+gdr";
+    const char *device = transport->describes_device;
+    const char *failure = transport->provider->read_failure;
+    if (!transport->options.engine.is_reading) {
+        snprintf(ret_text, capacity, "%s", device);
+    } else if (transport->options.engine.keys != TL_KEYS_WINDOW) {
+        snprintf(ret_text, capacity, "%s; its verbs.keys is region: %s", device, written);
+    } else if (failure != NULL) {
+        snprintf(ret_text, capacity, "%s; %s: %s", device, failure, written);
+    } else {
+        snprintf(ret_text, capacity, "%s; what it receives is read from its owner (grpc+gdr)", device);
+    }
 }
 
 const struct tl_transport_source tl_transport_verbs = {.name = "verbs",

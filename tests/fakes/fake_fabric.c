@@ -166,7 +166,7 @@ static bool is_writable(const struct fake_pair *target, const struct fake_addres
     TL_LIST_FOREACH(&target->windows, link)
     {
         const struct fake_window *window = TL_CONTAINER_OF(link, struct fake_window, link);
-        if (window->key != address->key || !window->is_bound || window->is_source) continue;
+        if (window->key != address->key || !window->is_bound || !window->is_writable) continue;
         return is_within(start, len_bytes, (uintptr_t)window->address, window->len_bytes);
     }
     if (target->options.keys == TL_KEYS_WINDOW) return false;

@@ -77,8 +77,9 @@ struct fake_window {
     struct fake_region *region; /* NULL: no region is needed. */
     uint8_t *address;
     uint64_t len_bytes;
-    bool is_source; /* The peer may read it, not write it. */
-    bool is_bound;  /* From the step of its bind to that of its revoke. */
+    bool is_source;   /* The peer may read it. */
+    bool is_writable; /* The peer may write it. */
+    bool is_bound;    /* From the step of its bind to that of its revoke. */
 };
 
 enum fake_pair_state { PAIR_CREATED, PAIR_CONNECTED, PAIR_BROKEN, PAIR_DRAINED };

@@ -431,7 +431,8 @@ static enum tl_status connect_locked(struct fake_pair *pair, const struct fake_p
     TL_CHECK(pair->state == PAIR_CREATED);
     pair->state = PAIR_CONNECTED;
     pair->base.mtu_bytes = FAKE_MTU_BYTES;
-    bool may_read = pair->options.keys == TL_KEYS_WINDOW && provider->read_depth > 0;
+    bool may_read =
+        pair->options.keys == TL_KEYS_WINDOW && provider->read_depth > 0 && provider->base.read_failure == NULL;
     pair->base.read_depth = may_read ? provider->read_depth : 0;
     pair->base.read_refusal = may_read ? NULL : "written: the fabric does not read";
     pair->peer_number = peer->number;
@@ -693,7 +694,7 @@ static void check_exposed(const struct tl_queue_pair *pair, const struct tl_regi
 }
 
 static enum tl_status expose(struct tl_queue_pair *base, struct tl_region *region, void *address, uint64_t len_bytes,
-                             bool is_source, struct tl_exposure *exposure, struct tl_error *ret_error)
+                             bool is_source, bool is_writable, struct tl_exposure *exposure, struct tl_error *ret_error)
 {
     struct fake_pair *pair = as_pair(base);
     check_exposed(base, region, address, len_bytes);
@@ -703,6 +704,7 @@ static enum tl_status expose(struct tl_queue_pair *base, struct tl_region *regio
     if (!fails) {
         struct fake_window *window = new_window(pair, region, address, len_bytes);
         window->is_source = is_source;
+        window->is_writable = is_writable;
         fill_exposure(window, exposure);
         struct fake_operation *bind = NULL;
         if (pair->options.keys == TL_KEYS_WINDOW) {
@@ -719,14 +721,15 @@ static enum tl_status expose(struct tl_queue_pair *base, struct tl_region *regio
 static enum tl_status pair_expose(struct tl_queue_pair *base, struct tl_region *region, void *address,
                                   uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
 {
-    return expose(base, region, address, len_bytes, false, exposure, ret_error);
+    return expose(base, region, address, len_bytes, false, true, exposure, ret_error);
 }
 
 static enum tl_status pair_expose_source(struct tl_queue_pair *base, struct tl_region *region, void *address,
-                                         uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+                                         uint64_t len_bytes, bool is_writable, struct tl_exposure *exposure,
+                                         struct tl_error *ret_error)
 {
     TL_CHECK(as_pair(base)->options.keys == TL_KEYS_WINDOW);
-    return expose(base, region, address, len_bytes, true, exposure, ret_error);
+    return expose(base, region, address, len_bytes, true, is_writable, exposure, ret_error);
 }
 
 static void pair_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, struct tl_work *work)

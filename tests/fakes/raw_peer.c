@@ -94,10 +94,15 @@ void raw_peer_open(struct raw_peer *raw, struct engine_pair *engines)
     TL_CHECK(tl_queue_pair_create(provider, &options, &events, raw, &raw->pair, NULL) == TL_OK);
     engine_side_create_conn(engines->left);
     get_address(raw);
-    TL_CHECK(tl_queue_pair_expose(raw->pair, raw->region, raw->memory, RAW_PEER_BYTES, &raw->exposure, NULL) == TL_OK);
-    raw->has_source =
-        options.keys == TL_KEYS_WINDOW &&
-        tl_queue_pair_expose_source(raw->pair, raw->region, raw->memory, RAW_PEER_BYTES, &raw->source, NULL) == TL_OK;
+    bool may_show = options.keys == TL_KEYS_WINDOW && raw->pair->ops->expose_source != NULL;
+    enum tl_status status =
+        may_show ? tl_queue_pair_expose_source(raw->pair, raw->region, raw->memory, RAW_PEER_BYTES, true,
+                                               &raw->exposure, NULL)
+                 : tl_queue_pair_expose(raw->pair, raw->region, raw->memory, RAW_PEER_BYTES, &raw->exposure, NULL);
+    TL_CHECK(status == TL_OK);
+    raw->has_source = options.keys == TL_KEYS_WINDOW &&
+                      tl_queue_pair_expose_source(raw->pair, raw->region, raw->memory, RAW_PEER_BYTES, false,
+                                                  &raw->source, NULL) == TL_OK;
     tl_queue_pair_doorbell(raw->pair);
 }
 

@@ -52,8 +52,8 @@ END_TEST
 static void show(struct tl_region *region, void *address, uint64_t len_bytes, struct tl_exposure *ret_exposure)
 {
     struct tl_error error = {0};
-    ck_assert_msg(tl_queue_pair_expose_source(a.pair, region, address, len_bytes, ret_exposure, &error) == TL_OK, "%s",
-                  error.message);
+    ck_assert_msg(tl_queue_pair_expose_source(a.pair, region, address, len_bytes, false, ret_exposure, &error) == TL_OK,
+                  "%s", error.message);
     tl_queue_pair_doorbell(a.pair);
     let_expose_happen(&a);
 }

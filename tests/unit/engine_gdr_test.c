@@ -51,6 +51,12 @@ static struct fake_counters counters_of(const struct engine_side *side)
     return counters;
 }
 
+/* Returns how many reads the asker has made, without that of its handshake. */
+static uint64_t reads(void)
+{
+    return counters_of(asker).reads - 1;
+}
+
 static void close_quiet(void)
 {
     const char *why = "";
@@ -92,7 +98,7 @@ START_TEST(in_pieces)
     open_pair();
     engine_side_send(owner, "key", 1, engine_pool_bytes(owner, SIZE_BYTES, 1));
     ck_assert_int_eq(receive(1, SIZE_BYTES), TL_PATH_ZERO_COPY);
-    ck_assert_uint_eq(counters_of(asker).reads, 8);
+    ck_assert_uint_eq(reads(), 8);
     engine_ask_fini(&ask);
     close_quiet();
 }
@@ -123,7 +129,7 @@ START_TEST(copied_at_the_owner)
     ck_assert_int_eq(receive(1, size_bytes), TL_PATH_BOUNCE);
     ck_assert_str_eq(ask.fetch.path_reason, "copied by the owner");
     ck_assert_uint_eq(engine_side_stats(owner).bytes_bounced, size_bytes);
-    ck_assert_uint_eq(counters_of(asker).reads, 1);
+    ck_assert_uint_eq(reads(), 1);
     engine_ask_fini(&ask);
     close_quiet();
 }
@@ -180,7 +186,7 @@ START_TEST(values_without_bytes_and_statuses)
     fetch("key", 2);
     ck_assert_int_eq(ask.result.code, TL_ABORTED);
     engine_ask_fini(&ask);
-    ck_assert_uint_eq(counters_of(asker).reads, 0);
+    ck_assert_uint_eq(reads(), 0);
     close_quiet();
 }
 END_TEST
@@ -224,14 +230,14 @@ END_TEST
 
 static void expect_written(const char *reason)
 {
-    uint64_t reads = counters_of(asker).reads;
+    uint64_t before = reads();
     for (uint64_t step = 1; step <= 2; step++) {
         engine_side_send(owner, "key", step, engine_pool_bytes(owner, SIZE_BYTES, step));
         ck_assert_int_eq(receive(step, SIZE_BYTES), TL_PATH_ZERO_COPY);
         ck_assert_str_eq(ask.fetch.path_reason, reason);
         engine_ask_fini(&ask);
     }
-    ck_assert_uint_eq(counters_of(asker).reads, reads);
+    ck_assert_uint_eq(reads(), before);
 }
 
 START_TEST(written_under_keys_of_regions)
@@ -249,6 +255,48 @@ START_TEST(written_where_the_provider_does_not_read)
     open_pair();
     expect_written("written: the fabric does not read");
     close_quiet();
+}
+END_TEST
+
+/* The probe of the card has found that it does not read. */
+START_TEST(written_where_the_card_does_not_read)
+{
+    engine_pair_init(&pair, &options);
+    asker = pair.left;
+    owner = pair.right;
+    ask = (struct engine_ask){.is_open = false};
+    asker->provider->read_failure = "a probe read failed: it came to nothing";
+    engine_pair_connect(&pair);
+    engine_pair_run(&pair);
+    expect_written("a probe read failed: it came to nothing");
+    ck_assert_uint_eq(counters_of(asker).reads, 0);
+    close_quiet();
+}
+END_TEST
+
+/* A path on which nothing can be read is noticed before a tensor depends on it. */
+START_TEST(handshake_tries_a_read)
+{
+    static const struct {
+        enum fake_fault fault;
+        const char *words;
+    } ways[] = {
+        {FAKE_BREAK, "a read of its memory does not: "},
+        {FAKE_DROP, "a read of its memory does not: its bytes do not come; set protocol to grpc+verbs"},
+        {FAKE_CORRUPT, "a read of its memory through left has delivered wrong bytes"},
+    };
+    engine_pair_init(&pair, &options);
+    asker = pair.left;
+    fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = ways[_i].fault, .kinds = FAKE_READ});
+    engine_pair_connect(&pair);
+    engine_pair_run(&pair);
+    fake_clock_advance(2 * options.engine.connect_ns);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(asker->up_count, 0);
+    ck_assert_uint_eq(asker->closed_count, 1);
+    ck_assert_int_ne(asker->reason.code, TL_OK);
+    ck_assert_msg(strstr(asker->reason.message, ways[_i].words) != NULL, "%s", asker->reason.message);
+    engine_pair_close(&pair);
 }
 END_TEST
 
@@ -285,7 +333,7 @@ START_TEST(written_where_the_pool_is_too_small)
         tl_tensor_put(full[--count]);
     engine_side_send(owner, "key", 1, engine_bytes(size_bytes, 1));
     ck_assert_int_eq(receive(1, size_bytes), TL_PATH_BOUNCE);
-    ck_assert_uint_eq(counters_of(asker).reads, 0);
+    ck_assert_uint_eq(reads(), 0);
     engine_ask_fini(&ask);
     while (count > 0)
         tl_tensor_put(full[--count]);
@@ -312,7 +360,7 @@ START_TEST(written_where_no_window_comes_back)
         ck_assert_int_eq(asks[i].result.code, TL_OK);
         engine_ask_fini(&asks[i]);
     }
-    ck_assert_uint_eq(counters_of(asker).reads, 1);
+    ck_assert_uint_eq(reads(), 1);
     close_quiet();
 }
 END_TEST
@@ -342,7 +390,7 @@ START_TEST(written_where_half_of_the_pool_is_used)
     unsigned count = take(owner, options.memory.pool_bytes / 2, blocks, 200);
     engine_side_send(owner, "key", 1, engine_bytes(500, 1));
     ck_assert_int_eq(receive(1, 500), TL_PATH_BOUNCE);
-    ck_assert_uint_eq(counters_of(asker).reads, 0);
+    ck_assert_uint_eq(reads(), 0);
     engine_ask_fini(&ask);
     while (count > 0)
         tl_tensor_put(blocks[--count]);
@@ -691,11 +739,12 @@ START_TEST(g08_read_beyond_32_bits)
                                             .capacity_bytes = size_bytes};
         ck_assert_int_eq(tl_tensor_wrap(&view, &tensors[i], NULL), TL_OK);
     }
+    uint64_t before = counters_of(asker).read_bytes;
     engine_side_send(owner, "key", 1, tensors[0]);
     ask.destination = tensors[1];
     fetch("key", 1);
     ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
-    ck_assert_uint_eq(counters_of(asker).read_bytes, size_bytes);
+    ck_assert_uint_eq(counters_of(asker).read_bytes - before, size_bytes);
     engine_ask_fini(&ask);
     engine_pair_close(&pair);
     for (unsigned i = 0; i < 2; i++)
@@ -734,6 +783,8 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, written_under_keys_of_regions);
     tcase_add_test(tcase, written_where_the_provider_does_not_read);
+    tcase_add_test(tcase, written_where_the_card_does_not_read);
+    tcase_add_loop_test(tcase, handshake_tries_a_read, 0, 3);
     tcase_add_test(tcase, written_where_nothing_can_be_shown);
     tcase_add_test(tcase, written_where_the_pool_is_too_small);
     tcase_add_test(tcase, written_where_no_window_comes_back);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The probe of a provider: which write it accepts as working, and what it reports of others. */
+/* The probes of a provider: which write or read they accept as working, and what they report of others. */
 #include "dataplane/probe.h"
 
 #include <check.h>
@@ -141,6 +141,42 @@ START_TEST(the_wrong_bytes)
 }
 END_TEST
 
+static void expect_no_read(enum tl_status status, const char *words)
+{
+    ck_assert_int_eq(tl_provider_probe_reads(provider, SHORT_NS, &error), status);
+    ck_assert_msg(strstr(error.message, "a probe read failed: ") == error.message, "%s", error.message);
+    ck_assert_msg(strstr(error.message, words) != NULL, "no '%s' in '%s'", words, error.message);
+}
+
+START_TEST(a_read)
+{
+    static const struct {
+        struct fake_rule rule;
+        enum tl_status status;
+        const char *words;
+    } ways[] = {
+        {{.fault = FAKE_BREAK, .kinds = FAKE_READ}, TL_UNAVAILABLE, ""},
+        {{.fault = FAKE_POST_FAILURE, .kinds = FAKE_READ}, TL_UNAVAILABLE, ""},
+        {{.fault = FAKE_DROP, .kinds = FAKE_READ}, TL_DEADLINE_EXCEEDED, "its bytes have not come within 20 ms"},
+        {{.fault = FAKE_DROP, .kinds = FAKE_MESSAGE}, TL_DEADLINE_EXCEEDED, "no message has arrived"},
+        {{.fault = FAKE_CORRUPT, .kinds = FAKE_READ}, TL_DATA_LOSS, "wrong bytes"},
+        {{.fault = FAKE_EXPOSE_FAILURE}, TL_RESOURCE_EXHAUSTED, "no window"},
+    };
+    struct fake_counters counters;
+    for (size_t i = 0; i < TL_ARRAY_COUNT(ways); i++) {
+        fake_fabric_add_rule(fabric, &ways[i].rule);
+        expect_no_read(ways[i].status, ways[i].words);
+        fake_fabric_clear_rules(fabric);
+    }
+    fake_provider_get_counters(provider, &counters);
+    uint64_t before = counters.reads;
+    ck_assert_int_eq(tl_provider_probe_reads(provider, PATIENCE_NS, &error), TL_OK);
+    fake_provider_get_counters(provider, &counters);
+    ck_assert_uint_eq(counters.reads, before + 1);
+    ck_assert_uint_eq(counters.writes, 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("probe");
@@ -153,6 +189,7 @@ int main(void)
     tcase_add_test(tcase, what_does_not_come);
     tcase_add_test(tcase, a_short_write);
     tcase_add_test(tcase, the_wrong_bytes);
+    tcase_add_test(tcase, a_read);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -73,6 +73,19 @@ START_TEST(the_first_that_works)
 }
 END_TEST
 
+/* One whose reads fail is used, and says so; only a worker that reads tries that. */
+START_TEST(one_that_does_not_read)
+{
+    fake_fabric_add_rule(fabric, &(struct fake_rule){.fault = FAKE_BREAK, .kinds = FAKE_READ, .times = FAKE_ALWAYS});
+    candidates.is_reading = _i == 1;
+    ck_assert_int_eq(tl_transport_choose(&candidates, &choice, &error), TL_OK);
+    ck_assert_uint_eq(choice.order, 0);
+    const char *why = choice.provider->read_failure;
+    ck_assert(_i == 1 ? why != NULL && strstr(why, "a probe read failed: ") == why : why == NULL);
+    ck_assert_str_eq(failures, "");
+}
+END_TEST
+
 START_TEST(the_last_that_is_left)
 {
     good_order = 2;
@@ -168,6 +181,7 @@ int main(void)
     TCase *tcase = tcase_create("plane_choice");
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, the_first_that_works);
+    tcase_add_loop_test(tcase, one_that_does_not_read, 0, 2);
     tcase_add_test(tcase, the_last_that_is_left);
     tcase_add_test(tcase, none_is_left);
     tcase_add_test(tcase, the_only_one_has_its_own_reason);
