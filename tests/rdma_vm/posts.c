@@ -5,7 +5,7 @@
  * exchanges the function that posts to queue pairs.
  *
  * It notes what is posted until posts_take fetches the notes. It can also turn one write or message into that of a
- * lying peer: see posts_redirect and posts_falsify. The programs use it through posts.py.
+ * lying peer: see posts_redirect, posts_redirect_source and posts_falsify. The programs use it through posts.py.
  *
  * Failure modes: posts that do not fit into the notes are counted, and posts_take reports them.
  */
@@ -25,19 +25,23 @@
 struct post {
     uint32_t opcode; /* enum ibv_wr_opcode */
     uint32_t queue_pair;
-    uint64_t local; /* For a write: where it reads; for a bind: what it exposes. */
+    uint64_t local; /* For a write: where it reads; for a read: where it writes; for a bind: what it exposes. */
     uint64_t remote;
     uint64_t len_bytes;
-    uint32_t key;        /* For a write: the peer's key; for a bind: the new key. */
+    uint32_t key;        /* For a write or read: the peer's key; for a bind: the new key. */
     uint32_t region_key; /* of a bind: of the region behind it */
 };
 
-/* How to change the next write that reads at `from`. */
+/* How to change the next write that reads at `from`, or the next SOURCE that shows the memory there. */
 struct redirection {
     uint64_t from, to;
     uint32_t key;
+    bool is_of_source;
     bool is_set;
 };
+
+/* The first byte of a SOURCE (docs/protocol.md). Its descriptor has the address (8 bytes) and the key (4 bytes). */
+#define SOURCE_TYPE 13
 
 /* How to change the next message of the type that contains the text. */
 struct falsification {
@@ -63,6 +67,7 @@ static struct {
 void posts_begin(void);
 long posts_take(struct post *ret_posts, size_t capacity);
 void posts_redirect(uint64_t from, uint64_t to, uint32_t key);
+void posts_redirect_source(uint64_t from, uint64_t to, uint32_t key);
 bool posts_is_redirected(void);
 void posts_falsify(uint8_t type, uint8_t place, const char *text);
 bool posts_is_falsified(void);
@@ -75,7 +80,7 @@ static bool is_write(const struct ibv_send_wr *request)
 static void note(const struct ibv_qp *qp, const struct ibv_send_wr *request)
 {
     struct post post = {.opcode = request->opcode, .queue_pair = qp->qp_num};
-    if (is_write(request)) {
+    if (is_write(request) || request->opcode == IBV_WR_RDMA_READ) {
         if (request->num_sge > 0) {
             post.local = request->sg_list->addr;
             post.len_bytes = request->sg_list->length;
@@ -98,11 +103,23 @@ static void note(const struct ibv_qp *qp, const struct ibv_send_wr *request)
 
 static void redirect(struct ibv_send_wr *request)
 {
-    if (!redirection.is_set || !is_write(request) || request->num_sge == 0) return;
+    if (!redirection.is_set || redirection.is_of_source || !is_write(request) || request->num_sge == 0) return;
     if (request->sg_list->addr != redirection.from) return;
     redirection.is_set = false;
     request->wr.rdma.remote_addr = redirection.to;
     request->wr.rdma.rkey = redirection.key;
+}
+
+static void redirect_source(const struct ibv_send_wr *request)
+{
+    if (!redirection.is_set || !redirection.is_of_source) return;
+    if (request->opcode != IBV_WR_SEND || request->num_sge == 0) return;
+    uint8_t *message = (uint8_t *)(uintptr_t)request->sg_list->addr;
+    uint8_t *address = memmem(message, request->sg_list->length, &redirection.from, sizeof(redirection.from));
+    if (message[0] != SOURCE_TYPE || address == NULL) return;
+    redirection.is_set = false;
+    memcpy(address, &redirection.to, sizeof(redirection.to));
+    memcpy(address + sizeof(redirection.to), &redirection.key, sizeof(redirection.key));
 }
 
 /* The false length reaches beyond the slot. */
@@ -127,6 +144,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *first, struct ibv_se
     }
     for (struct ibv_send_wr *request = first; request != NULL; request = request->next) {
         redirect(request);
+        redirect_source(request);
         falsify(request);
         note(qp, request);
     }
@@ -199,11 +217,19 @@ long posts_take(struct post *ret_posts, size_t capacity)
 void posts_redirect(uint64_t from, uint64_t to, uint32_t key)
 {
     pthread_mutex_lock(&mutex);
-    redirection = (struct redirection){from, to, key, true};
+    redirection = (struct redirection){from, to, key, false, true};
     pthread_mutex_unlock(&mutex);
 }
 
-/* Returns whether that write has been posted. */
+/* Redirects the next SOURCE that shows the memory at `from`: it names `to`, and this key. */
+void posts_redirect_source(uint64_t from, uint64_t to, uint32_t key)
+{
+    pthread_mutex_lock(&mutex);
+    redirection = (struct redirection){from, to, key, true, true};
+    pthread_mutex_unlock(&mutex);
+}
+
+/* Returns whether that write or message has been posted. */
 bool posts_is_redirected(void)
 {
     pthread_mutex_lock(&mutex);

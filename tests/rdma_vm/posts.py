@@ -14,13 +14,14 @@ import pathlib
 
 BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or pathlib.Path(__file__).parents[2] / "build/release")
 LIBRARY = ctypes.CDLL(str(BUILD / "tests/rdma_vm/libposts.so"), ctypes.RTLD_GLOBAL)
-LIBRARY.posts_redirect.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+LIBRARY.posts_redirect.argtypes = LIBRARY.posts_redirect_source.argtypes = (ctypes.c_uint64, ctypes.c_uint64,
+                                                                            ctypes.c_uint32)
 LIBRARY.posts_take.restype, LIBRARY.posts_take.argtypes = ctypes.c_long, (ctypes.c_void_p, ctypes.c_size_t)
 LIBRARY.posts_is_redirected.restype = LIBRARY.posts_is_falsified.restype = ctypes.c_bool
 LIBRARY.posts_falsify.argtypes = (ctypes.c_uint8, ctypes.c_uint8, ctypes.c_char_p)
 CAPACITY = 65536
 # The numbers of rdma-core.
-WRITE, WRITE_WITH_IMMEDIATE, SEND, BIND = 0, 1, 2, 8
+WRITE, WRITE_WITH_IMMEDIATE, SEND, READ, BIND = 0, 1, 2, 4, 8
 # The types of messages, and where they have the length of their key or text (docs/protocol.md); 0: right in front of
 # it.
 REQUEST, ERROR_STATUS = (3, 0), (7, 16)
@@ -54,13 +55,25 @@ def writes(found, source=None):
                    and begin_ <= post.local < end), key=lambda post: post.local)
 
 
+def reads(found, destination=None):
+    """Returns the reads, or those into the tensor, in the order of where their bytes go."""
+    begin_, end = (destination.address, destination.address + len(destination.bytes)) if destination else (0, 1 << 64)
+    return sorted((post for post in found if post.opcode == READ and begin_ <= post.local < end),
+                  key=lambda post: post.local)
+
+
 def redirect(source, address, key):
     """Redirects the next write that reads the beginning of the tensor to the address, with the key."""
     LIBRARY.posts_redirect(source.address, address, key & 0xffffffff)
 
 
+def redirect_source(source, address, key):
+    """Makes the next SOURCE that shows the tensor name the address and the key instead."""
+    LIBRARY.posts_redirect_source(source.address, address, key & 0xffffffff)
+
+
 def is_redirected():
-    """Returns whether that write has been posted."""
+    """Returns whether that write or SOURCE has been posted."""
     return LIBRARY.posts_is_redirected()
 
 

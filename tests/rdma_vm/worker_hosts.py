@@ -40,10 +40,10 @@ def serve():
 
 
 class Hosts(unittest.TestCase):
-    def start(self, rdma):
+    def start(self, rdma, **more):
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
-        self.here = stack.enter_context(Worker(cluster(rdma), "worker"))
+        self.here = stack.enter_context(Worker(cluster(rdma) | more, "worker"))
         self.log = stack.enter_context(workers.logged())
         self.peer = self.here.peer(PEER)
         self.destination = Tensor(bytes(LONG_BYTES))
@@ -72,14 +72,21 @@ class Hosts(unittest.TestCase):
         self.assertRegex(self.lost()[before], "has been silent for .* it is dead, stopped or cut off")
         return op
 
-    def test_host_dies(self):
-        self.start("require")
+    def host_dies(self):
         op = self.interrupt("kill")
         done, = self.here.wait(1).values()
         self.assertEqual((op, "UNAVAILABLE"), (done.op, done.status), done)
         self.assertIn("has been silent", done.message)
         workers.run(PEER_SCRIPT, "start")
         self.comes_back()
+
+    def test_host_dies(self):
+        self.start("require")
+        self.host_dies()
+
+    def test_host_dies_while_it_is_read(self):
+        self.start("require", protocol="grpc+gdr")
+        self.host_dies()
 
     def test_host_stands_still(self):
         """What the host had posted before it stood still must not be written when it runs again."""

@@ -34,6 +34,9 @@ KEPT = b"\x22" * LIE_BYTES
 GUESSES = 3
 
 
+READS = {"jobs": {"worker": {"protocol": "grpc+gdr"}}}
+
+
 def cluster(keys, **verbs):
     return {"cluster": {"ps": ["10.9.0.2:4000", "10.9.0.2:4002"], "worker": ["10.9.0.1:4001"]},
             "protocol": "grpc+verbs", "rdma": "require", "timeouts": {"drain": "1s", "connect": "60s"},
@@ -59,10 +62,12 @@ def lost(log, peer):
 class Cancelled(unittest.TestCase):
     """Receives are cancelled while their bytes come, and their memory is used again as soon as they are over: the
     user's memory under keys of windows, memory of the peer's pool under keys of regions."""
+    more = {}
+
     def start(self, keys, size, **verbs):
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
-        config = cluster(keys, **verbs)
+        config = cluster(keys, **verbs) | self.more
         self.there = stack.enter_context(Worker(config, "ps"))
         self.here = stack.enter_context(Worker(config, "worker"))
         self.log = stack.enter_context(workers.logged())
@@ -141,6 +146,26 @@ class Cancelled(unittest.TestCase):
         self.path_is_stopped("region")
 
 
+class CancelledReads(Cancelled):
+    """The same where the receiver reads: a cancel waits for the reads that are posted, and the data connection
+    stays."""
+    more = READS
+
+    def ask(self):
+        posts.begin()
+        op = self.here.ask(self.peer, "long", 0, self.destination)
+        workers.wait_until(lambda: posts.reads(posts.take(), self.destination), "the receiver reads", pause_sec=0.001)
+        begin = self.destination.address
+        return op, ctypes.c_uint8.from_address(begin), ctypes.c_uint8.from_address(begin + self.size - 1)
+
+    def test_reads_are_awaited(self):
+        self.peer_stops("window")
+
+    # What is posted has nothing to do with the size of the tensor, and regions are not read.
+    test_peer_stops_window = test_peer_stops_region = None
+    test_path_is_stopped_window = test_path_is_stopped_region = None
+
+
 class Posted(unittest.TestCase):
     """On the zero-copy path bytes go from the sender's memory to the receiver's, and nowhere else."""
     def assert_direct(self, here, peer, source, destination, keys):
@@ -200,14 +225,39 @@ class Posted(unittest.TestCase):
     def test_into_memory_of_the_user(self):
         self.exchange("window", True)
 
+    def test_reads(self):
+        """One message each way, reads of just what was asked for, and a release."""
+        config = cluster("window", piece="1MiB") | READS
+        size = SIZES[0]
+        with Worker(config, "ps") as there, Worker(config, "worker") as here:
+            peer = here.peer(PEER)
+            source, destination = Tensor(random.randbytes(size)), Tensor(bytes(size))
+            there.publish("x", source)
+            for _ in range(2):
+                posts.begin()
+                got = here.receive(peer, "x", 0, destination)
+                found = posts.take()
+                self.assertEqual(("OK", "zero-copy", source.bytes), (got.status, got.path, destination.bytes), got)
+            place = 0
+            for post in posts.reads(found):
+                self.assertEqual((destination.address + place, source.address + place), (post.local, post.remote))
+                place += post.bytes
+            self.assertEqual(size, place)
+            self.assertEqual([], posts.writes(found))
+            self.assertEqual([(source.address, size)],
+                             [(post.local, post.bytes) for post in found if post.opcode == posts.BIND])
+            self.assertEqual(1, sum(post.opcode == posts.WRITE_WITH_IMMEDIATE for post in found))
+
 
 class Refused(unittest.TestCase):
     """A peer writes with keys that are not its own, or are no longer valid. Its own path breaks, and nothing else
     happens."""
+    more = {}
+
     def start(self, keys):
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
-        config = cluster(keys, piece="1MiB")
+        config = cluster(keys, piece="1MiB") | self.more
         self.there = stack.enter_context(Worker(config, "ps"))
         self.liar = stack.enter_context(Worker(config, "ps", 1))
         self.here = stack.enter_context(Worker(config, "worker"))
@@ -340,6 +390,46 @@ class Refused(unittest.TestCase):
             self.liar.abort_step(6, "DATA_LOSS", "v06")
             return op
         self.assertIn(self.wait(self.assert_bystander(posts.ERROR_STATUS, ask)).status, ("UNAVAILABLE", "DATA_LOSS"))
+
+
+class FalseSources(Refused):
+    """A peer shows memory that is not its own, or no longer there, to a receiver that reads: the read is refused by the
+    peer's card, only their data connection breaks, and nothing counts as received."""
+    more = READS
+
+    def readers(self):
+        """Returns the queue pairs over which the bystander's bytes come."""
+        done, found = self.receive(PEER, "large")
+        return {post.queue_pair for post in posts.reads(found, done.tensor)}
+
+    def assert_refused(self, address, key):
+        before, lost_before = self.readers(), len(lost(self.log, LIAR))
+        asked = [self.here.ask(self.here.peer(PEER), "large") for _ in range(4)]
+        posts.redirect_source(self.lie, address, key)
+        destination = Tensor(KEPT)
+        lie = self.here.ask(self.here.peer(LIAR), "x", 0, destination)
+        workers.wait_until(posts.is_redirected, "the liar shows memory")
+        workers.wait_until(lambda: len(lost(self.log, LIAR)) > lost_before, "the read is refused")
+        for op in asked:
+            done = self.wait(op)
+            self.assertEqual(("OK", self.large.bytes), (done.status, done.tensor.bytes), done)
+        self.assertEqual(before, self.readers(), "the bystander's data connection has changed")
+        self.assertEqual([], lost(self.log, PEER))
+        done = self.wait(lie)
+        self.assertIn(done.status, ("OK", "UNAVAILABLE"), done)
+        self.assertEqual(self.lie.bytes if done.status == "OK" else KEPT, destination.bytes)
+        self.receive(LIAR, "x")
+
+    def test_false_sources(self):
+        """Keys that were never given, and that of another peer's memory."""
+        self.start("window")
+        for key in (random.getrandbits(32) for _ in range(GUESSES)):
+            self.assert_refused(self.lie.address, key)
+        _, found = self.receive(PEER, "large")
+        self.assert_refused(self.large.address, posts.reads(found)[0].key)
+
+    test_stale_keys = test_keys_of_others = test_guessed_keys_of_regions = test_own_key = None
+    test_v06_length_of_a_key_that_lies = test_v06_length_of_a_text_that_lies = None
 
 
 if __name__ == "__main__":

@@ -115,6 +115,12 @@ class Prefer(Wire):
         self.assert_comes_back()
 
 
+class Read(Wire):
+    """The receiver reads. A read whose bytes were lost is repeated by its card."""
+    transport = transports.BY_NAME["gdr"]
+    through, test_loss, test_partition = Prefer.through, Prefer.test_loss_of_10_percent, Prefer.test_partition
+
+
 class Require(Prefer):
     """What fails over the path ends with UNAVAILABLE, or is asked again."""
     rdma = "require"
