@@ -75,6 +75,10 @@ struct tl_cuda_pointer {
 /* X(name, parameters): functions of libcuda. They serve on the threads of the caller, because they change nothing of
  * what the runtime keeps for a thread. */
 #define TL_CUDA_LIBCUDA_FUNCTIONS(X)                                                                                   \
+    X(cuDeviceGet, (int *ret_device, int index))                                                                       \
+    X(cuDeviceGetName, (char *ret_name, int capacity, int device))                                                     \
+    X(cuDeviceGetPCIBusId, (char *ret_address, int capacity, int device))                                              \
+    X(cuDeviceTotalMem, (size_t *ret_bytes, int device))                                                               \
     X(cuCtxGetCurrent, (void **ret_context))                                                                           \
     X(cuCtxPushCurrent, (void *context))                                                                               \
     X(cuCtxPopCurrent, (void **ret_context))                                                                           \

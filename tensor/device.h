@@ -37,6 +37,22 @@ char *tl_device_format(struct tl_device device, char buffer[TL_DEVICE_TEXT_BYTES
 /* Opens the device. Errors: as above. Blocks: yes. */
 enum tl_status tl_device_open(struct tl_device device, struct tl_error *ret_error) TL_MUST_USE;
 
+/* -------------------------------------------------------------------------------------------------------- list -- */
+
+/* A device, as its driver describes it. */
+struct tl_device_info {
+    struct tl_device device;
+    char name[128];        /* "NVIDIA H100 80GB HBM3"; empty: unknown, as the next two */
+    char pci_address[24];  /* "0000:3b:00.0" */
+    uint64_t memory_bytes; /* 0: unknown */
+};
+
+/* Lists the devices that CUDA shows to this process. None of them is opened, but CUDA is loaded.
+ * Errors: as of functions that open a device. Ownership: the caller frees the list with free(). Thread: one that uses
+ * no CUDA itself, because an error of CUDA stays at the thread. Blocks: yes. */
+enum tl_status tl_device_list(struct tl_device_info **ret_devices, size_t *ret_count,
+                              struct tl_error *ret_error) TL_MUST_USE;
+
 /* ------------------------------------------------------------------------------------------------------ memory -- */
 
 struct tl_device_memory;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * `tensorlane devices`: what RDMA devices this machine has, and which one a task would use and why.
+ * `tensorlane devices`: what RDMA devices this machine has, which one a task would use and why, and what GPUs there
+ * are.
  *
  * With a task its settings and its address decide, as they do when the worker starts; without one all devices are
  * listed in the order in which they would be taken. They are tried in that order, until a write through one has been
- * verified. Failure mode: no device that can be used is exit code 3, with the
- * reason and what to do.
+ * verified. GPUs are listed as CUDA shows them, which is loaded for that, and with their distance from the cards.
+ * Failure modes: no RDMA device that can be used is exit code 3, with the reason and what to do; where there is no GPU
+ * or no CUDA, a line says what is missing.
  */
 #include "server/cli/devices.h"
 
@@ -27,7 +29,9 @@ static int report_devices(const struct tl_devices_report *report, bool is_json)
                : has_list || report->list_error.code == TL_NOT_FOUND                               ? TL_EXIT_NO_DEVICE
                                                                                                    : TL_EXIT_FAILED;
     if (!has_list) tl_output_error("devices", "%s", report->list_error.message);
-    if (!(is_json ? tl_devices_print_json(report) : !has_list || tl_devices_print_table(report))) {
+    bool is_printed = is_json ? tl_devices_print_json(report)
+                              : (!has_list || tl_devices_print_table(report)) && tl_devices_print_gpus(report);
+    if (!is_printed) {
         tl_output_error("devices", "no memory for the output");
         code = TL_EXIT_FAILED;
     }
@@ -37,7 +41,7 @@ static int report_devices(const struct tl_devices_report *report, bool is_json)
 static int run(const struct tl_task_flags *flags, bool is_json)
 {
     struct tl_config *config = NULL;
-    struct tl_devices_report report = {.task = NULL};
+    struct tl_devices_report report = {.sys = "/sys"};
     struct tl_error error;
     enum tl_status status = TL_OK;
     int code = TL_EXIT_FAILED;
@@ -45,11 +49,13 @@ static int run(const struct tl_task_flags *flags, bool is_json)
         status = tl_task_config_read(flags, "devices", &config, &report.task, &error);
     if (status == TL_OK) status = tl_devices_look(&report, &error);
     if (status == TL_OK) {
+        report.gpu_error.code = tl_device_list(&report.gpus, &report.gpu_count, &report.gpu_error);
         code = report_devices(&report, is_json);
     } else {
         tl_output_error("devices", "%s", error.message);
     }
     free(report.candidates);
+    free(report.gpus);
     tl_config_destroy(config);
     return code;
 }
@@ -66,8 +72,9 @@ int tl_command_devices(int argc, char **argv)
     const struct tl_options options = {
         .command = "devices",
         .usage = "[--json]\n--config FILE --job JOB --task N [--json]",
-        .description = "Lists the RDMA devices of this machine, and tells which one a task would use and why.\n"
-                       "Exit codes: 0 there is one that can be used, 1 failed, 2 usage, 3 there is none.",
+        .description = "Lists the RDMA devices of this machine, tells which one a task would use and why, and lists\n"
+                       "the GPUs.\n"
+                       "Exit codes: 0 there is an RDMA device that can be used, 1 failed, 2 usage, 3 there is none.",
         .items = items,
         .count = TL_ARRAY_COUNT(items),
         .usage_exit = TL_EXIT_USAGE,

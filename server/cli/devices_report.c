@@ -200,5 +200,6 @@ bool tl_devices_print_json(const struct tl_devices_report *report)
     struct tl_json_out *memlock = tl_json_out_put_object(root, "memlock");
     tl_json_out_put_bool(memlock, "ok", report->lock_error.code == TL_OK);
     tl_json_out_put_text(memlock, "reason", report->lock_error.code == TL_OK ? "" : report->lock_error.message);
+    tl_devices_put_gpus(root, report);
     return tl_json_out_print(root, false);
 }

@@ -1,12 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorlane devices` on a machine without RDMA devices, and errors that it finds before it looks for them. The tests
-in the virtual machine run it with devices."""
+"""`tensorlane devices` on a machine without RDMA devices, with GPUs of a double of CUDA, and errors that it finds
+before it looks for them. The tests in the virtual machine run it with RDMA devices."""
 import json
 import os
 
 import cli_support
-from cli_support import environment, run
+from cli_support import BUILD, environment, run
 
 CLASS = "/sys/class/infiniband"
 
@@ -22,7 +22,7 @@ class Devices(cli_support.Case):
         config = self.cluster(ps=1).path
         for arguments in ([], ["-c", config, "-j", "ps"]):
             result = self.assert_error(3, "no RDMA device: ", "devices", *arguments)
-            self.assertEqual(result.stdout, "")
+            self.assertRegex(result.stdout, "^(no GPU can be used: |GPU )")
             self.assertIn("rdma link add", result.stderr)
         shown = json.loads(run("devices", "--json").stdout)
         self.assertEqual((shown["devices"], shown["chosen"]), ([], None))
@@ -30,6 +30,37 @@ class Devices(cli_support.Case):
         self.assertTrue({"ok", "reason"} <= shown["memlock"].keys())
         shown = json.loads(run("devices", "--json", "-c", config, "-j", "ps").stdout)
         self.assertEqual((shown["name"], shown["rdma"]), ("/job:ps/task:0", "prefer"))
+
+    def test_gpus(self):
+        for major in (11, 12, 13):
+            env = environment(LD_LIBRARY_PATH=BUILD / f"tests/fakes/cuda/{major}")
+            shown = json.loads(run("devices", "--json", env=env).stdout)
+            self.assertEqual(shown["cuda"], {"ok": True, "reason": ""})
+            self.assertEqual([(gpu["device"], gpu["name"], gpu["pci_address"], gpu["path"]) for gpu in shown["gpus"]],
+                             [("gpu:0", "Fake GPU 0", "fa00:3b:00.0", "gpu-proxy"),
+                              ("gpu:1", "Fake GPU 1", "fa01:3b:00.0", "gpu-proxy")])
+            result = run("devices", env=env)
+            self.assertRegex(result.stdout, r"\ngpu:1  Fake GPU 1  fa01:3b:00\.0  537 MB     -  gpu-proxy")
+            self.assertIn("nothing of this has run on hardware", result.stdout)
+
+    def test_no_gpu(self):
+        # A library that is none takes the place of those that the machine may have.
+        for name in ("13", "12", "11.0"):
+            (self.folder / f"libcudart.so.{name}").write_bytes(b"")
+        env = environment(LD_LIBRARY_PATH=self.folder)
+        without, result = json.loads(run("devices", "--json").stdout), run("devices", env=env)
+        shown = json.loads(run("devices", "--json", env=env).stdout)
+        self.assertEqual((shown["devices"], shown["chosen"]), (without["devices"], without["chosen"]))
+        self.assertEqual((shown["gpus"], shown["cuda"]["ok"]), ([], False))
+        self.assertIn("there is no libcudart", shown["cuda"]["reason"])
+        self.assertIn("no GPU can be used: there is no libcudart", result.stdout)
+
+    def test_other_commands_load_no_cuda(self):
+        env = environment(LD_LIBRARY_PATH=BUILD / "tests/fakes/cuda/12", LD_DEBUG="files")
+        self.assertIn("libcudart", run("devices", env=env).stderr)
+        config = self.cluster(ps=1).path
+        for arguments in (("doctor",), ("health", "--config", config), ("config", "check", config)):
+            self.assertNotIn("libcudart", run(*arguments, env=env).stderr)
 
     def test_refused(self):
         config = self.cluster(ps=1).path

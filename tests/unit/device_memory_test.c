@@ -381,6 +381,46 @@ START_TEST(a_capture_elsewhere_is_left_alone)
 }
 END_TEST
 
+/* Listing opens nothing. */
+START_TEST(listed)
+{
+    struct tl_device_info *devices = NULL;
+    struct fake_cuda_counts counts;
+    size_t count = 0;
+    cuda = fake_cuda_open(_i);
+    cuda->set_capacity(100);
+    ck_assert_msg(tl_device_list(&devices, &count, &error) == TL_OK, "%s", error.message);
+    ck_assert_uint_eq(count, 2);
+    ck_assert_int_eq(devices[1].device.kind, TL_DEVICE_CUDA);
+    ck_assert_int_eq(devices[1].device.index, 1);
+    ck_assert_str_eq(devices[1].name, "Fake GPU 1");
+    ck_assert_str_eq(devices[1].pci_address, "fa01:3b:00.0");
+    ck_assert_uint_eq(devices[1].memory_bytes, 100);
+    cuda->get_counts(&counts);
+    ck_assert_uint_eq(counts.contexts, 0);
+    free(devices);
+}
+END_TEST
+
+/* What a driver does not tell stays empty; without a count there is no list. */
+START_TEST(listed_in_part)
+{
+    struct tl_device_info *devices = NULL;
+    size_t count = 0;
+    cuda = fake_cuda_open(12);
+    cuda->fail_call((unsigned)_i, 999, true);
+    enum tl_status status = tl_device_list(&devices, &count, &error);
+    if (status != TL_OK) {
+        ck_assert_ptr_nonnull(cuda->failed_call());
+        ck_assert_ptr_null(devices);
+        return;
+    }
+    ck_assert_uint_eq(count, 2);
+    ck_assert_int_eq(cuda->failed_call() == NULL, devices[1].pci_address[0] != '\0');
+    free(devices);
+}
+END_TEST
+
 /* A context takes some hundred MB of its device. */
 START_TEST(no_context_on_another_device)
 {
@@ -593,6 +633,8 @@ int main(void)
     tcase = tcase_create("without_cuda");
     tcase_add_test(tcase, nothing_is_loaded_without_a_device);
     tcase_add_loop_test(tcase, no_context_on_another_device, 11, 14);
+    tcase_add_loop_test(tcase, listed, 11, 14);
+    tcase_add_loop_test(tcase, listed_in_part, 1, 30);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -7,11 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "fakes/run_suite.h"
 #include "fakes/sound_card.h"
+#include "fakes/temp_folder.h"
 
 static struct tl_verbs_candidate candidates[] = {
     {SOUND_CARD, .reason = "its GID is the worker's address, RoCE v2", .mtu_bytes = 1024, .speed_mbps = 103124},
@@ -200,6 +202,94 @@ START_TEST(json)
 }
 END_TEST
 
+/* -------------------------------------------------------------------------------------------------------- GPUs -- */
+
+static struct tl_device_info gpus[] = {
+    {.device = {.kind = TL_DEVICE_CUDA, .index = 0},
+     .name = "NVIDIA \x1b",
+     .pci_address = "0000:3b:00.0",
+     .memory_bytes = 80000000000},
+    {.device = {.kind = TL_DEVICE_CUDA, .index = 1}},
+};
+
+#define GPU "devices/pci0000:3a/0000:3b:00.0"
+#define CARD "devices/pci0000:3a/0000:3c:00.0"
+
+/* What the kernel shows of a GPU and a card below the same host bridge. */
+static void make_sys(void)
+{
+    static const char *const folders[] = {"bus",
+                                          "bus/pci",
+                                          "bus/pci/devices",
+                                          "class",
+                                          "class/infiniband",
+                                          "class/infiniband/mlx5_0",
+                                          "devices",
+                                          "devices/pci0000:3a",
+                                          GPU,
+                                          CARD};
+    temp_folder_make();
+    for (size_t i = 0; i < TL_ARRAY_COUNT(folders); i++)
+        ck_assert_int_eq(mkdir(temp_path(folders[i]), 0700), 0);
+    ck_assert_int_eq(symlink(temp_path(GPU), temp_path("bus/pci/devices/0000:3b:00.0")), 0);
+    ck_assert_int_eq(symlink(temp_path(CARD), temp_path("class/infiniband/mlx5_0/device")), 0);
+    FILE *file = fopen(temp_path(GPU "/numa_node"), "we");
+    ck_assert_ptr_nonnull(file);
+    fputs("1\n", file);
+    fclose(file);
+}
+
+static const struct tl_devices_report with_gpus = {
+    .candidates = candidates, .count = 3, .gpus = gpus, .gpu_count = 2, .sys = temp_folder};
+
+START_TEST(gpu_table)
+{
+    capture(tl_devices_print_gpus, &with_gpus);
+    check_has("GPU    NAME         PCI            MEMORY  NUMA  PATH       RDMA CARDS\n");
+    check_has("gpu:0  NVIDIA \\x1B  0000:3b:00.0  80.0 GB     1  gpu-proxy  mlx5_0: same host bridge, ");
+    check_has(", mlx5_\\x1B: unknown\n");
+    check_has("gpu:1  -            -                   -     -  gpu-proxy  mlx5_0: unknown, mlx5_\\x1B: unknown\n");
+    check_has("\na tensor on a GPU travels as gpu-proxy: through pinned memory of the host");
+    check_has("nothing of this has run on hardware");
+    const struct tl_devices_report without_cards = {.gpus = gpus, .gpu_count = 1, .sys = temp_folder};
+    capture(tl_devices_print_gpus, &without_cards);
+    ck_assert_ptr_null(strstr(output, "CARDS"));
+}
+END_TEST
+
+START_TEST(no_gpus)
+{
+    const struct tl_devices_report report = {.gpu_error = {.code = TL_NOT_FOUND, .message = "CUDA is \x1b"}};
+    capture(tl_devices_print_gpus, &report);
+    ck_assert_str_eq(output, "no GPU can be used: CUDA is \\x1B\n");
+    json_t *root = capture_json(&report), *found = json_object_get(root, "cuda");
+    ck_assert(json_is_false(json_object_get(found, "ok")));
+    ck_assert_str_eq(text_of(found, "reason"), "CUDA is \x1b");
+    ck_assert_uint_eq(json_array_size(json_object_get(root, "gpus")), 0);
+    json_decref(root);
+}
+END_TEST
+
+START_TEST(gpu_json)
+{
+    json_t *root = capture_json(&with_gpus), *list = json_object_get(root, "gpus");
+    json_t *first = json_array_get(list, 0), *last = json_array_get(list, 1), *cards = json_object_get(first, "cards");
+    ck_assert(json_is_true(json_object_get(json_object_get(root, "cuda"), "ok")));
+    ck_assert_str_eq(text_of(first, "device"), "gpu:0");
+    ck_assert_str_eq(text_of(first, "pci_address"), "0000:3b:00.0");
+    ck_assert_int_eq(json_integer_value(json_object_get(first, "memory_bytes")), 80000000000);
+    ck_assert_int_eq(json_integer_value(json_object_get(first, "numa_node")), 1);
+    ck_assert_str_eq(text_of(first, "path"), "gpu-proxy");
+    ck_assert_ptr_nonnull(strstr(text_of(first, "reason"), "pinned memory"));
+    ck_assert_uint_eq(json_array_size(cards), 2);
+    ck_assert_str_eq(text_of(json_array_get(cards, 0), "device"), "mlx5_0");
+    ck_assert_str_eq(text_of(json_array_get(cards, 0), "distance"), "host bridge");
+    ck_assert_str_eq(text_of(json_array_get(cards, 1), "distance"), "unknown");
+    ck_assert(json_is_null(json_object_get(last, "memory_bytes")) && json_is_null(json_object_get(last, "numa_node")));
+    json_decref(root);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("devices_report");
@@ -209,6 +299,12 @@ int main(void)
     tcase_add_test(tcase, a_second_choice);
     tcase_add_test(tcase, none_that_works);
     tcase_add_test(tcase, json);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("gpus");
+    tcase_add_checked_fixture(tcase, make_sys, temp_folder_remove);
+    tcase_add_test(tcase, gpu_table);
+    tcase_add_test(tcase, no_gpus);
+    tcase_add_test(tcase, gpu_json);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -315,6 +315,40 @@ const char *cudaGetErrorString(tl_cuda_error error)
 
 /* ------------------------------------------------------------------------------------------------------ driver -- */
 
+#define FIRST_DEVICE 40 /* the number that libcuda has for the first device */
+
+static tl_cuda_error device_get(int *ret_device, int index)
+{
+    ENTER(SAFE);
+    if (index < 0 || index >= device_count) return leave(INVALID_DEVICE);
+    *ret_device = FIRST_DEVICE + index;
+    return leave(TL_CUDA_OK);
+}
+
+static tl_cuda_error device_get_name(char *ret_name, int capacity, int device)
+{
+    ENTER(SAFE);
+    if (device < FIRST_DEVICE) misuse("%d is not a device", device);
+    snprintf(ret_name, (size_t)capacity, "Fake GPU %d", device - FIRST_DEVICE);
+    return leave(TL_CUDA_OK);
+}
+
+static tl_cuda_error device_get_pci_bus_id(char *ret_address, int capacity, int device)
+{
+    ENTER(SAFE);
+    if (device < FIRST_DEVICE) misuse("%d is not a device", device);
+    snprintf(ret_address, (size_t)capacity, "FA0%d:3B:00.0", device - FIRST_DEVICE);
+    return leave(TL_CUDA_OK);
+}
+
+static tl_cuda_error device_total_mem(size_t *ret_bytes, int device)
+{
+    ENTER(SAFE);
+    if (device < FIRST_DEVICE) misuse("%d is not a device", device);
+    *ret_bytes = state_capacity_bytes;
+    return leave(TL_CUDA_OK);
+}
+
 static tl_cuda_error ctx_get_current(void **ret_context)
 {
     ENTER(SAFE);
@@ -384,6 +418,10 @@ static const struct {
     const char *name;
     void *function;
 } entries[] = {
+    {"cuDeviceGet", (void *)device_get},
+    {"cuDeviceGetName", (void *)device_get_name},
+    {"cuDeviceGetPCIBusId", (void *)device_get_pci_bus_id},
+    {"cuDeviceTotalMem", (void *)device_total_mem},
     {"cuCtxGetCurrent", (void *)ctx_get_current},
     {"cuCtxPushCurrent", (void *)ctx_push_current},
     {"cuCtxPopCurrent", (void *)ctx_pop_current},
