@@ -367,6 +367,7 @@ START_TEST(a_free_that_waits_holds_up_no_copy)
     copy_beside();
     ck_assert_uint_eq(counts().device_allocations, 3);
     cuda->hold(stream, false);
+    await_frees(2); /* the kernel is over */
     tl_tensor_put(busy);
 }
 END_TEST

@@ -2,6 +2,7 @@
 /* The double of CUDA notices what it is there to notice. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -166,6 +167,58 @@ START_TEST(the_legacy_stream_waits)
 }
 END_TEST
 
+START_TEST(contexts_are_not_popped)
+{
+    void *context;
+    ck_assert_int_eq(calls.cuCtxGetCurrent(&context), TL_CUDA_OK);
+    for (int i = 0; i < 9; i++)
+        (void)calls.cuCtxPushCurrent(context);
+}
+END_TEST
+
+START_TEST(a_context_that_is_none)
+{
+    (void)calls.cuCtxPushCurrent(NULL);
+}
+END_TEST
+
+START_TEST(a_device_is_full)
+{
+    void *more = NULL;
+    cuda->set_capacity(65);
+    ck_assert_int_eq(calls.cudaMalloc(&more, 2), TL_CUDA_NO_MEMORY);
+    ck_assert_int_eq(calls.cudaMalloc(&more, 1), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cudaFree(memory), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cudaMalloc(&memory, 64), TL_CUDA_OK);
+}
+END_TEST
+
+/* A thread that has chosen no device uses the first one, which gets a context by that. */
+static void *use_the_first_device(void *unused)
+{
+    int mode = TL_CUDA_CAPTURE_MODE_RELAXED;
+    ck_assert_int_eq(calls.cudaThreadExchangeStreamCaptureMode(&mode), TL_CUDA_OK);
+    return unused;
+}
+
+START_TEST(contexts_are_counted)
+{
+    struct fake_cuda_counts counts;
+    struct tl_error error;
+    pthread_t thread;
+    cuda = fake_cuda_open(_i);
+    ck_assert_int_eq(tl_cuda_load(&calls, &error), TL_OK);
+    ck_assert_int_eq(calls.cudaSetDevice(1), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cudaFree(NULL), TL_CUDA_OK);
+    cuda->get_counts(&counts);
+    ck_assert_uint_eq(counts.contexts, 1);
+    ck_assert_int_eq(pthread_create(&thread, NULL, use_the_first_device, NULL), 0);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    cuda->get_counts(&counts);
+    ck_assert_uint_eq(counts.contexts, 2);
+}
+END_TEST
+
 START_TEST(calls_fail)
 {
     cuda->fail_call(2, 999, false);
@@ -195,6 +248,8 @@ static void add_ends(TCase *tcase, int number)
     tcase_add_test_raise_signal(tcase, an_event_of_another_device, number);
     tcase_add_test_raise_signal(tcase, a_call_while_a_loop_is_driven, number);
     tcase_add_test_raise_signal(tcase, an_event_in_a_stream_that_is_captured, number);
+    tcase_add_test_raise_signal(tcase, contexts_are_not_popped, number);
+    tcase_add_test_raise_signal(tcase, a_context_that_is_none, number);
 }
 
 int main(void)
@@ -207,9 +262,13 @@ int main(void)
     tcase_add_test(tcase, a_capture_is_spoiled);
     tcase_add_test(tcase, the_legacy_stream_waits);
     tcase_add_test(tcase, calls_fail);
+    tcase_add_test(tcase, a_device_is_full);
     add_ends(tcase, SIGABRT);
     tcase_add_test_raise_signal(tcase, the_cpu_reads_device_memory, SIGSEGV);
     tcase_add_test_raise_signal(tcase, the_cpu_reads_pinned_memory_that_was_freed, SIGSEGV);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("releases");
+    tcase_add_loop_test(tcase, contexts_are_counted, 11, 14);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
