@@ -253,6 +253,7 @@ static struct tl_cuda_device *create(struct tl_device which)
     TL_CHECK(pthread_mutex_init(&device->mutex, NULL) == 0);
     TL_CHECK(pthread_cond_init(&device->changed, NULL) == 0);
     tl_list_init(&device->fences);
+    tl_list_init(&device->staging_waits);
     return device;
 }
 
@@ -334,11 +335,13 @@ tl_cuda_error tl_cuda_fence_take(struct tl_cuda_device *device, struct tl_device
     unlock(&device->mutex);
     if (link) {
         *ret_fence = TL_CONTAINER_OF(link, struct tl_device_fence, link);
+        (*ret_fence)->reference_count = 1;
         return TL_CUDA_OK;
     }
     struct tl_device_fence *fence = tl_alloc_zeroed(sizeof(*fence));
     if (!fence) return TL_CUDA_NO_MEMORY;
     fence->device = device;
+    fence->reference_count = 1;
     tl_list_init(&fence->link);
     tl_cuda_error error = device->cuda->cuEventCreate(&fence->event, TL_CUDA_EVENT_DISABLE_TIMING);
     if (error != TL_CUDA_OK) {
@@ -349,12 +352,21 @@ tl_cuda_error tl_cuda_fence_take(struct tl_cuda_device *device, struct tl_device
     return TL_CUDA_OK;
 }
 
+struct tl_device_fence *tl_device_fence_get(struct tl_device_fence *fence)
+{
+    if (!fence) return NULL;
+    lock(&fence->device->mutex);
+    fence->reference_count++;
+    unlock(&fence->device->mutex);
+    return fence;
+}
+
 void tl_device_fence_put(struct tl_device_fence *fence)
 {
     if (!fence) return;
     struct tl_cuda_device *device = fence->device;
     lock(&device->mutex);
-    tl_list_push_front(&device->fences, &fence->link);
+    if (--fence->reference_count == 0) tl_list_push_front(&device->fences, &fence->link);
     unlock(&device->mutex);
 }
 

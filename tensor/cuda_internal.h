@@ -17,7 +17,8 @@
 struct tl_device_fence {
     struct tl_cuda_device *device;
     void *event;
-    struct tl_list link; /* in device->fences while nobody has it */
+    unsigned reference_count; /* under device->mutex */
+    struct tl_list link;      /* in device->fences while nobody has it */
 };
 
 /* The thread that makes copies (cuda_copy.c). */
@@ -49,6 +50,10 @@ struct tl_cuda_device {
     struct tl_list fences;  /* those that are free */
     void *staging;          /* all blocks; NULL: not allocated yet */
     bool is_block_used[TL_STAGING_BLOCKS];
+    unsigned kept_blocks;
+    struct tl_list staging_waits;  /* struct tl_staging_wait */
+    struct tl_closure pin_closure; /* pins the blocks for those that wait */
+    bool is_pinning;               /* it was posted */
     bool is_lost;
     char lost_reason[TL_DEVICE_LOST_BYTES / 2]; /* what failed when it was lost */
 };

@@ -241,29 +241,151 @@ void tl_device_memory_destroy(struct tl_device_memory *memory)
 
 /* ----------------------------------------------------------------------------------------------------- staging -- */
 
-/* A job: pins the blocks, unless another job has. */
-static enum tl_status pin(struct tl_cuda_job *job, struct tl_error *ret_error)
+static void lock(struct tl_cuda_device *device)
 {
-    struct tl_cuda_device *device = job->device;
+    TL_CHECK(pthread_mutex_lock(&device->mutex) == 0);
+}
+
+static void unlock(struct tl_cuda_device *device)
+{
+    TL_CHECK(pthread_mutex_unlock(&device->mutex) == 0);
+}
+
+/* Pins the blocks, unless that was done before. Thread: the device's memory thread. */
+static enum tl_status pin_blocks(struct tl_cuda_device *device, struct tl_error *ret_error)
+{
     void *staging;
     if (device->staging) return TL_OK;
     tl_cuda_error error = device->cuda->cudaHostAlloc(&staging, TL_STAGING_BLOCKS * TL_STAGING_BLOCK_BYTES, 0);
     if (error != TL_CUDA_OK) return tl_cuda_fail(device, error, ret_error, "pinning host memory for copies");
-    TL_CHECK(pthread_mutex_lock(&device->mutex) == 0);
+    lock(device);
     device->staging = staging;
-    TL_CHECK(pthread_mutex_unlock(&device->mutex) == 0);
+    unlock(device);
     return TL_OK;
 }
 
-/* Takes a block; NULL: none is free. The mutex is held. */
+/* Takes a block; NULL: none is free, or they are not pinned yet. The mutex is held. */
 static void *take_block(struct tl_cuda_device *device)
 {
+    if (!device->staging) return NULL;
     for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++) {
         if (device->is_block_used[i]) continue;
         device->is_block_used[i] = true;
         return (unsigned char *)device->staging + i * TL_STAGING_BLOCK_BYTES;
     }
     return NULL;
+}
+
+/* Gives blocks to those that wait, as long as there are any. */
+static void serve_waits(struct tl_cuda_device *device)
+{
+    static const struct tl_error success = {.code = TL_OK};
+    for (;;) {
+        lock(device);
+        void *block = tl_list_is_empty(&device->staging_waits) ? NULL : take_block(device);
+        struct tl_list *link = block ? tl_list_pop_front(&device->staging_waits) : NULL;
+        unlock(device);
+        if (!link) return;
+        struct tl_staging_wait *wait = TL_CONTAINER_OF(link, struct tl_staging_wait, link);
+        wait->ready(wait, block, &success);
+    }
+}
+
+/* Says to those that wait that there are no blocks. */
+static void fail_waits(struct tl_cuda_device *device, const struct tl_error *error)
+{
+    for (;;) {
+        lock(device);
+        struct tl_list *link = tl_list_pop_front(&device->staging_waits);
+        unlock(device);
+        if (!link) return;
+        struct tl_staging_wait *wait = TL_CONTAINER_OF(link, struct tl_staging_wait, link);
+        wait->ready(wait, NULL, error);
+    }
+}
+
+static void pin_for_waits(struct tl_closure *closure)
+{
+    struct tl_cuda_device *device = TL_CONTAINER_OF(closure, struct tl_cuda_device, pin_closure);
+    struct tl_error error;
+    enum tl_status status = pin_blocks(device, &error);
+    lock(device);
+    device->is_pinning = false;
+    unlock(device);
+    if (status == TL_OK) {
+        serve_waits(device);
+    } else {
+        fail_waits(device, &error);
+    }
+}
+
+void tl_device_staging_request(struct tl_staging_wait *wait)
+{
+    struct tl_cuda_device *device = tl_cuda_device_of(wait->device);
+    tl_list_init(&wait->link);
+    lock(device);
+    tl_list_push_back(&device->staging_waits, &wait->link);
+    bool must_pin = !device->staging && !device->is_pinning;
+    if (must_pin) device->is_pinning = true;
+    unlock(device);
+    if (must_pin) {
+        device->pin_closure.run = pin_for_waits;
+        tl_closure_thread_post(&device->memory_thread, &device->pin_closure);
+    }
+    serve_waits(device);
+}
+
+bool tl_device_staging_cancel(struct tl_staging_wait *wait)
+{
+    struct tl_cuda_device *device = tl_cuda_device_of(wait->device);
+    lock(device);
+    bool is_waiting = tl_list_is_linked(&wait->link);
+    tl_list_remove(&wait->link);
+    unlock(device);
+    return is_waiting;
+}
+
+void *tl_device_staging_try(struct tl_device which)
+{
+    struct tl_cuda_device *device = tl_cuda_device_of(which);
+    lock(device);
+    void *block = tl_list_is_empty(&device->staging_waits) ? take_block(device) : NULL;
+    unlock(device);
+    return block;
+}
+
+bool tl_device_staging_keep(struct tl_device which)
+{
+    struct tl_cuda_device *device = tl_cuda_device_of(which);
+    lock(device);
+    bool may_keep = device->kept_blocks < TL_STAGING_KEPT_BLOCKS && tl_list_is_empty(&device->staging_waits);
+    if (may_keep) device->kept_blocks++;
+    unlock(device);
+    return may_keep;
+}
+
+/* Marks a block as free. The mutex is held. */
+static void free_block(struct tl_cuda_device *device, void *block)
+{
+    size_t offset_bytes = (size_t)((unsigned char *)block - (unsigned char *)device->staging);
+    device->is_block_used[offset_bytes / TL_STAGING_BLOCK_BYTES] = false;
+}
+
+void tl_device_staging_put(struct tl_device which, void *block, bool was_kept)
+{
+    struct tl_cuda_device *device = tl_cuda_device_of(which);
+    lock(device);
+    free_block(device, block);
+    if (was_kept) device->kept_blocks--;
+    pthread_cond_broadcast(&device->changed);
+    unlock(device);
+    serve_waits(device);
+}
+
+/* A job. */
+static enum tl_status pin(struct tl_cuda_job *job, struct tl_error *ret_error)
+{
+    return pin_blocks(job->device, ret_error);
 }
 
 enum tl_status tl_device_staging_take(struct tl_device which, void *ret_blocks[2], unsigned *ret_count,
@@ -273,28 +395,22 @@ enum tl_status tl_device_staging_take(struct tl_device which, void *ret_blocks[2
     struct tl_cuda_device *device;
     enum tl_status status = tl_cuda_device_open(which, &device, ret_error);
     if (status != TL_OK) return status;
-    TL_CHECK(pthread_mutex_lock(&device->mutex) == 0);
+    lock(device);
     bool is_pinned = device->staging != NULL;
-    TL_CHECK(pthread_mutex_unlock(&device->mutex) == 0);
+    unlock(device);
     if (!is_pinned) status = tl_cuda_run(device, &job, pin, ret_error);
     if (status != TL_OK) return status;
-    TL_CHECK(pthread_mutex_lock(&device->mutex) == 0);
+    lock(device);
     while ((ret_blocks[0] = take_block(device)) == NULL)
         pthread_cond_wait(&device->changed, &device->mutex);
     ret_blocks[1] = take_block(device);
-    TL_CHECK(pthread_mutex_unlock(&device->mutex) == 0);
+    unlock(device);
     *ret_count = ret_blocks[1] ? 2 : 1;
     return TL_OK;
 }
 
 void tl_device_staging_give(struct tl_device which, void *const blocks[2], unsigned count)
 {
-    struct tl_cuda_device *device = tl_cuda_device_of(which);
-    TL_CHECK(pthread_mutex_lock(&device->mutex) == 0);
-    for (unsigned i = 0; i < count; i++) {
-        size_t offset_bytes = (size_t)((unsigned char *)blocks[i] - (unsigned char *)device->staging);
-        device->is_block_used[offset_bytes / TL_STAGING_BLOCK_BYTES] = false;
-    }
-    pthread_cond_broadcast(&device->changed);
-    TL_CHECK(pthread_mutex_unlock(&device->mutex) == 0);
+    for (unsigned i = 0; i < count; i++)
+        tl_device_staging_put(which, blocks[i], false);
 }

@@ -103,7 +103,11 @@ struct tl_device_fence;
 enum tl_status tl_device_fence_record(struct tl_device device, tl_stream stream, struct tl_device_fence **ret_fence,
                                       struct tl_error *ret_error) TL_MUST_USE;
 
-/* Gives a fence back, which no copy waits for any more; NULL is accepted. Thread: any, also one that drives a loop. */
+/* One more reference to a fence, for tl_device_fence_put; NULL for NULL. Thread: any. */
+struct tl_device_fence *tl_device_fence_get(struct tl_device_fence *fence);
+
+/* Gives a reference back; no copy waits for the fence after the last one. NULL is accepted. Thread: any, also one that
+ * drives a loop. */
 void tl_device_fence_put(struct tl_device_fence *fence);
 
 /* ------------------------------------------------------------------------------------------------------ copies -- */
@@ -138,9 +142,11 @@ unsigned tl_device_count_lost(char ret_reason[TL_DEVICE_LOST_BYTES]);
 /* ----------------------------------------------------------------------------------------------------- staging -- */
 
 /* Pinned memory for copies from and to the host: a device has TL_STAGING_BLOCKS of them, allocated when they are first
- * wanted. */
-#define TL_STAGING_BLOCK_BYTES (UINT64_C(4) << 20)
-#define TL_STAGING_BLOCKS 4
+ * wanted. Who has a block gives it back when the copy is over, so that others wait for nothing but the device. */
+#define TL_STAGING_BLOCK_BYTES (UINT64_C(2) << 20)
+#define TL_STAGING_BLOCKS 8
+/* So many blocks may be kept for longer: until gRPC has sent what they hold, for instance. */
+#define TL_STAGING_KEPT_BLOCKS (TL_STAGING_BLOCKS / 2)
 
 /* Takes one block, and a second one if it is free, so that no taker waits for another that holds one. Opens the device.
  * Errors: as above; TL_RESOURCE_EXHAUSTED: no memory can be pinned. Blocks: until a block is free. */
@@ -149,5 +155,26 @@ enum tl_status tl_device_staging_take(struct tl_device device, void *ret_blocks[
 
 /* Gives the blocks back; no copy may use them any more. Thread: any, also one that drives a loop. */
 void tl_device_staging_give(struct tl_device device, void *const blocks[2], unsigned count);
+
+/* Somebody who waits for a block, embedded in what the block is for. */
+struct tl_staging_wait {
+    struct tl_device device; /* open */
+    /* Gives the block, or says why there will be none; once. Thread: any, and the caller's own during the request; it
+     * must not wait. */
+    void (*ready)(struct tl_staging_wait *wait, void *block, const struct tl_error *status);
+    struct tl_list link; /* the device's */
+};
+
+/* Asks for a block; who asks first gets one first. Thread: any, also one that drives a loop. */
+void tl_device_staging_request(struct tl_staging_wait *wait);
+/* Takes a request back. False: ready was called, or is just being called. Thread: any. */
+bool tl_device_staging_cancel(struct tl_staging_wait *wait) TL_MUST_USE;
+/* Takes a block if one is free at once and nobody waits; else NULL. Thread: any, also one that drives a loop. */
+void *tl_device_staging_try(struct tl_device device);
+/* Asks to keep a block that was taken. False: TL_STAGING_KEPT_BLOCKS are kept, or somebody waits. Thread: any. */
+bool tl_device_staging_keep(struct tl_device device) TL_MUST_USE;
+/* Gives a block back, which may have been kept; no copy may use it any more. Thread: any, also one that drives a loop.
+ */
+void tl_device_staging_put(struct tl_device device, void *block, bool was_kept);
 
 #endif

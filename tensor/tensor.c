@@ -39,6 +39,7 @@ struct tl_tensor {
     struct tl_device device;
     tl_stream stream;                       /* of a tensor on a device */
     struct tl_device_memory *device_memory; /* that the bytes lie in; NULL: on the host, or an alias */
+    struct tl_device_fence *fence;          /* to be reached before the bytes are touched; NULL: none */
     struct tl_tensor *base;                 /* whose memory an alias shows, with a reference; NULL: no alias */
     struct tl_string_index *strings;        /* an alias has its base's; NULL unless TL_STRING */
     tl_release_fn release;                  /* NULL: nothing to release */
@@ -70,6 +71,7 @@ static void destroy(struct tl_tensor *tensor)
     if (tensor->release) tensor->release(tensor->release_data, tensor->release_context);
     if (tensor->own_memory) free(tensor->own_memory);
     if (tensor->device_memory) tl_device_memory_destroy(tensor->device_memory);
+    if (tensor->fence) tl_device_fence_put(tensor->fence);
     tl_annotations_put(tensor->annotations);
     tensor->magic = 0;
     free(tensor);
@@ -461,6 +463,24 @@ tl_stream tl_tensor_stream(const struct tl_tensor *tensor)
 void tl_tensor_set_stream(struct tl_tensor *tensor, tl_stream stream)
 {
     tensor->stream = stream;
+}
+
+bool tl_tensor_is_on_device(const struct tl_tensor *tensor)
+{
+    return tensor->device.kind != TL_DEVICE_HOST;
+}
+
+void tl_tensor_set_fence(struct tl_tensor *tensor, struct tl_device_fence *fence)
+{
+    TL_CHECK(!tensor->fence);
+    tensor->fence = fence;
+}
+
+struct tl_device_fence *tl_tensor_fence(const struct tl_tensor *tensor)
+{
+    while (!tensor->fence && tensor->base)
+        tensor = tensor->base;
+    return tensor->fence;
 }
 
 enum tl_status tl_tensor_check_on_host(const struct tl_tensor *tensor, const char *what, struct tl_error *ret_error)

@@ -74,6 +74,17 @@ enum tl_status tl_tensor_check_on_host(const struct tl_tensor *tensor, const cha
 /* The stream that was set for the tensor. */
 tl_stream tl_tensor_stream(const struct tl_tensor *tensor);
 
+/* Whether the bytes lie on a device, where the CPU must not touch them. */
+bool tl_tensor_is_on_device(const struct tl_tensor *tensor);
+
+/* Sets the fence that must be reached before the bytes are read or written; takes over the reference. NULL: none.
+ * Before the tensor is shared. */
+struct tl_device_fence;
+void tl_tensor_set_fence(struct tl_tensor *tensor, struct tl_device_fence *fence);
+/* That fence, valid as long as the caller's reference to the tensor; NULL: none. An alias has that of its base, unless
+ * it has one of its own. */
+struct tl_device_fence *tl_tensor_fence(const struct tl_tensor *tensor);
+
 /* An object that is called when the memory of a tensor is freed; the caller that attaches it owns it. */
 struct tl_tensor_attachment {
     const void *owner; /* whose it is; stays valid until detach, so that no other has the same address */

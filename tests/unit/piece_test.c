@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Pieces of tensors on devices: they wait for a fence, a block and a copy, can be given up at any point, and leave
+ * nothing behind. */
+#include <stdio.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/mailbox.h"
+#include "fakes/device_case.h"
+#include "fakes/run_suite.h"
+#include "tensor/piece.h"
+
+#define PATIENCE_NS (20 * TL_NS_PER_SEC)
+#define BYTES ((uint64_t)100 * 1000)
+
+/* The loop on which the pieces notify; the thread of the test drives it. */
+static struct tl_mailbox mailbox;
+
+struct seen {
+    unsigned count;
+    enum tl_status status;
+    char message[TL_ERROR_MESSAGE_BYTES];
+};
+
+static void post(void *loop, struct tl_closure *closure)
+{
+    ck_assert(!tl_mailbox_post(loop, closure)); /* nobody sleeps on it */
+}
+
+static void notify(void *context, struct tl_piece *piece, const struct tl_error *status)
+{
+    struct seen *seen = context;
+    ck_assert_ptr_nonnull(piece);
+    seen->count++;
+    seen->status = status->code;
+    snprintf(seen->message, sizeof(seen->message), "%s", status->message);
+}
+
+static void run_loop(void)
+{
+    const struct timespec nap = {.tv_nsec = 100 * 1000};
+    tl_loop_core_enter();
+    (void)tl_mailbox_run(&mailbox);
+    tl_loop_core_leave();
+    nanosleep(&nap, NULL);
+}
+
+static void await(const struct seen *seen, unsigned count)
+{
+    int64_t until_ns = tl_clock_now_ns() + PATIENCE_NS;
+    while (seen->count < count && tl_clock_now_ns() < until_ns)
+        run_loop();
+    ck_assert_uint_eq(seen->count, count);
+}
+
+static void run_for_a_while(void)
+{
+    for (unsigned i = 0; i < 100; i++)
+        run_loop();
+}
+
+static void setup(void)
+{
+    setup_cuda();
+    tl_mailbox_init(&mailbox);
+}
+
+static struct tl_piece_options options_of(struct tl_tensor *tensor, uint64_t offset, uint64_t len, struct seen *seen)
+{
+    *seen = (struct seen){.count = 0};
+    return (struct tl_piece_options){.tensor = tensor,
+                                     .offset_bytes = offset,
+                                     .len_bytes = len,
+                                     .post = post,
+                                     .loop = &mailbox,
+                                     .notify = notify,
+                                     .context = seen};
+}
+
+static struct tl_piece *read_piece(struct tl_tensor *tensor, uint64_t offset, uint64_t len, struct seen *seen)
+{
+    struct tl_piece_options options = options_of(tensor, offset, len, seen);
+    tl_loop_core_enter();
+    struct tl_piece *piece = tl_piece_read(&options);
+    tl_loop_core_leave();
+    ck_assert_ptr_nonnull(piece);
+    return piece;
+}
+
+static struct tl_piece *write_piece(struct tl_tensor *tensor, uint64_t offset, uint64_t len, struct seen *seen)
+{
+    struct tl_piece_options options = options_of(tensor, offset, len, seen);
+    tl_loop_core_enter();
+    struct tl_piece *piece = tl_piece_write(&options);
+    tl_loop_core_leave();
+    ck_assert_ptr_nonnull(piece);
+    return piece;
+}
+
+/* Every block can be taken: nobody has kept one. */
+static void check_all_blocks_are_free(struct tl_tensor *tensor)
+{
+    struct tl_piece *pieces[TL_STAGING_BLOCKS];
+    struct seen seen[TL_STAGING_BLOCKS];
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+        pieces[i] = read_piece(tensor, 0, 1, &seen[i]);
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+        await(&seen[i], 1);
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+        tl_piece_put(pieces[i]);
+}
+
+/* What the pieces hold is freed on other threads, a moment later. */
+static void await_sole_owner(struct tl_tensor *tensor)
+{
+    int64_t until_ns = tl_clock_now_ns() + PATIENCE_NS;
+    while (tl_tensor_is_shared(tensor) && tl_clock_now_ns() < until_ns)
+        run_loop();
+    ck_assert(!tl_tensor_is_shared(tensor));
+}
+
+/* ------------------------------------------------------------------------------------------------------- bytes -- */
+
+START_TEST(reads)
+{
+    struct seen seen;
+    struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
+    fill(tensor, 3);
+    struct tl_piece *piece = read_piece(tensor, 5000, 777, &seen);
+    await(&seen, 1);
+    ck_assert_int_eq(seen.status, TL_OK);
+    ck_assert_uint_eq(tl_piece_len_bytes(piece), 777);
+    ck_assert_mem_eq(tl_piece_data(piece), look(tensor) + 5000, 777);
+    tl_piece_put(piece);
+    check_all_blocks_are_free(tensor);
+    await_sole_owner(tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+START_TEST(writes)
+{
+    struct seen seen;
+    struct tl_tensor *tensor = bytes_on(gpu1, BYTES);
+    fill(tensor, 3);
+    for (unsigned round = 0; round < 2; round++) {
+        struct tl_piece *piece = write_piece(tensor, 64, 300, &seen);
+        unsigned begun = tl_piece_data(piece) == NULL;
+        if (round == 1) ck_assert_msg(!begun, "a block that is free is given at once");
+        await(&seen, begun); /* the first time the blocks must be pinned */
+        memset(tl_piece_data(piece), (int)(0x40 + round), 300);
+        tl_loop_core_enter();
+        tl_piece_copy(piece);
+        tl_loop_core_leave();
+        await(&seen, begun + 1);
+        ck_assert_int_eq(seen.status, TL_OK);
+        for (unsigned i = 0; i < 300; i++)
+            ck_assert_uint_eq(look(tensor)[64 + i], 0x40 + round);
+        ck_assert_uint_ne(look(tensor)[63], 0x40 + round);
+        tl_piece_put(piece);
+    }
+    await_sole_owner(tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+/* ----------------------------------------------------------------------------------------------------- waiting -- */
+
+/* A stream that is held, and a fence in it. */
+static struct tl_device_fence *fence_of(void **ret_stream)
+{
+    struct tl_error error;
+    struct tl_device_fence *fence = NULL;
+    *ret_stream = cuda->create_stream(0, false);
+    cuda->hold(*ret_stream, true);
+    ck_assert_int_eq(tl_device_fence_record(gpu0, (tl_stream)*ret_stream, &fence, &error), TL_OK);
+    return fence;
+}
+
+/* Many pieces that wait for a fence hold no block, so that others are copied meanwhile. */
+START_TEST(fences_come_before_blocks)
+{
+    void *stream;
+    struct seen seen[2 * TL_STAGING_BLOCKS], other;
+    struct tl_piece *pieces[2 * TL_STAGING_BLOCKS];
+    struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
+    struct tl_device_fence *fence = fence_of(&stream);
+    for (unsigned i = 0; i < 2 * TL_STAGING_BLOCKS; i++) {
+        struct tl_piece_options options = options_of(tensor, i, i % 3 == 0 ? 0 : 10, &seen[i]);
+        options.after = fence;
+        pieces[i] = i % 2 == 0 ? tl_piece_read(&options) : tl_piece_write(&options);
+    }
+    tl_device_fence_put(fence); /* the pieces have references of their own */
+    struct tl_piece *piece = read_piece(tensor, 0, 10, &other);
+    await(&other, 1);
+    tl_piece_put(piece);
+    for (unsigned i = 0; i < 2 * TL_STAGING_BLOCKS; i++)
+        ck_assert_uint_eq(seen[i].count, 0);
+    cuda->hold(stream, false);
+    for (unsigned i = 0; i < 2 * TL_STAGING_BLOCKS; i++) {
+        await(&seen[i], 1);
+        tl_piece_put(pieces[i]);
+    }
+    check_all_blocks_are_free(tensor);
+    await_sole_owner(tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+/* Those that wait for a block get one in the order in which they asked. */
+START_TEST(blocks_are_waited_for)
+{
+    struct seen seen[TL_STAGING_BLOCKS + 3];
+    struct tl_piece *pieces[TL_STAGING_BLOCKS + 3];
+    struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS + 3; i++)
+        pieces[i] = read_piece(tensor, 0, 10, &seen[i]);
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+        await(&seen[i], 1);
+    run_for_a_while();
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_uint_eq(seen[TL_STAGING_BLOCKS + i].count, 0);
+        tl_piece_put(pieces[i]);
+        await(&seen[TL_STAGING_BLOCKS + i], 1);
+    }
+    for (unsigned i = 3; i < TL_STAGING_BLOCKS + 3; i++)
+        tl_piece_put(pieces[i]);
+    check_all_blocks_are_free(tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+/* Only a part of the blocks can be kept, and none while somebody waits. */
+START_TEST(few_are_kept)
+{
+    struct seen seen[TL_STAGING_BLOCKS + 1];
+    struct tl_piece *pieces[TL_STAGING_BLOCKS + 1];
+    struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
+    for (unsigned round = 0; round < 2; round++) { /* what is given back can be kept again */
+        for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+            pieces[i] = read_piece(tensor, 0, 10, &seen[i]);
+        for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+            await(&seen[i], 1);
+        for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++) {
+            if (i + 1 == TL_STAGING_KEPT_BLOCKS) {
+                pieces[TL_STAGING_BLOCKS] = read_piece(tensor, 0, 10, &seen[TL_STAGING_BLOCKS]);
+                ck_assert(!tl_piece_keep(pieces[i]));
+                tl_piece_put(pieces[TL_STAGING_BLOCKS]);
+            }
+            ck_assert_int_eq(tl_piece_keep(pieces[i]), i < TL_STAGING_KEPT_BLOCKS);
+        }
+        for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+            tl_piece_put(pieces[i]);
+    }
+    check_all_blocks_are_free(tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+/* ---------------------------------------------------------------------------------------------------- giving up -- */
+
+/* A piece that waits for a fence lets go of the tensor at once, although the fence is never reached. */
+START_TEST(given_up_at_a_fence)
+{
+    void *stream;
+    struct seen seen;
+    struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
+    struct tl_device_fence *fence = fence_of(&stream);
+    struct tl_piece_options options = options_of(tensor, 0, 10, &seen);
+    options.after = fence;
+    struct tl_piece *piece = tl_piece_read(&options);
+    ck_assert(tl_tensor_is_shared(tensor));
+    ck_assert(tl_piece_stop(piece));
+    ck_assert(!tl_tensor_is_shared(tensor));
+    tl_device_fence_put(fence);
+    cuda->hold(stream, false);
+    run_for_a_while();
+    ck_assert_uint_eq(seen.count, 0);
+    check_all_blocks_are_free(tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+/* While the device copies, a piece cannot be stopped; when it is put, the tensor stays until the copy is over. */
+START_TEST(given_up_in_a_copy)
+{
+    struct seen seen;
+    struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
+    check_all_blocks_are_free(tensor); /* they are pinned from here on */
+    for (unsigned is_read = 0; is_read < 2; is_read++) {
+        cuda->hold(NULL, true);
+        struct tl_piece *piece = is_read ? read_piece(tensor, 0, 10, &seen) : write_piece(tensor, 0, 10, &seen);
+        if (!is_read) tl_piece_copy(piece);
+        ck_assert(!tl_piece_stop(piece));
+        tl_piece_put(piece);
+        run_for_a_while();
+        ck_assert(tl_tensor_is_shared(tensor));
+        cuda->hold(NULL, false);
+        await_sole_owner(tensor);
+        ck_assert_uint_eq(seen.count, 0);
+    }
+    check_all_blocks_are_free(tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+/* Given up after the closure was posted, before it ran; and while it waits for a block. */
+START_TEST(given_up_on_the_way)
+{
+    const struct timespec moment = {.tv_nsec = 20 * 1000 * 1000};
+    struct seen seen[TL_STAGING_BLOCKS + 1];
+    struct tl_piece *pieces[TL_STAGING_BLOCKS + 1];
+    struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS + 1; i++)
+        pieces[i] = i % 2 == 0 ? read_piece(tensor, 0, 10, &seen[i]) : write_piece(tensor, 0, 10, &seen[i]);
+    nanosleep(&moment, NULL); /* the loop is not driven */
+    for (unsigned i = TL_STAGING_BLOCKS + 1; i-- > 0;)
+        ck_assert(tl_piece_stop(pieces[i]));
+    run_for_a_while();
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS + 1; i++)
+        ck_assert_uint_eq(seen[i].count, 0);
+    check_all_blocks_are_free(tensor);
+    await_sole_owner(tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+/* ---------------------------------------------------------------------------------------------------- failures -- */
+
+/* Every call of CUDA fails once: the piece says so, and the next one works. */
+START_TEST(calls_that_fail)
+{
+    struct seen seen;
+    unsigned number = 0;
+    struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
+    do {
+        number++;
+        struct tl_piece_options options = options_of(tensor, 0, 10, &seen);
+        cuda->fail_call(number, 2, false); /* no memory */
+        struct tl_piece *piece = tl_piece_read(&options);
+        await(&seen, 1);
+        tl_piece_put(piece);
+    } while (seen.status != TL_OK && number < 20);
+    ck_assert_int_eq(seen.status, TL_OK);
+    ck_assert_uint_gt(number, 2);
+    cuda->fail_call(0, 0, false);
+    check_all_blocks_are_free(tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+/* Who waits for blocks that cannot be pinned is told; the next one asks again. */
+START_TEST(no_pinned_memory)
+{
+    struct seen seen;
+    struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
+    cuda->fail_call(1, 2, false);
+    struct tl_piece *piece = read_piece(tensor, 0, 10, &seen);
+    await(&seen, 1);
+    ck_assert_int_eq(seen.status, TL_RESOURCE_EXHAUSTED);
+    ck_assert_msg(strstr(seen.message, "pinning host memory") != NULL, "%s", seen.message);
+    tl_piece_put(piece);
+    check_all_blocks_are_free(tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+START_TEST(lost_device)
+{
+    struct seen seen[2];
+    struct tl_piece *pieces[2];
+    struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
+    check_all_blocks_are_free(tensor);
+    cuda->hold(NULL, true);
+    for (unsigned i = 0; i < 2; i++)
+        pieces[i] = read_piece(tensor, 0, 10, &seen[i]);
+    cuda->break_device(0, 700);
+    cuda->hold(NULL, false);
+    for (unsigned i = 0; i < 2; i++) {
+        await(&seen[i], 1);
+        ck_assert_int_eq(seen[i].status, TL_FAILED_PRECONDITION);
+        tl_piece_put(pieces[i]);
+    }
+    await_sole_owner(tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *bytes = tcase_create("bytes");
+    tcase_add_checked_fixture(bytes, setup, NULL);
+    tcase_add_test(bytes, reads);
+    tcase_add_test(bytes, writes);
+    tcase_add_test(bytes, fences_come_before_blocks);
+    tcase_add_test(bytes, blocks_are_waited_for);
+    tcase_add_test(bytes, few_are_kept);
+    tcase_add_test(bytes, given_up_at_a_fence);
+    tcase_add_test(bytes, given_up_in_a_copy);
+    tcase_add_test(bytes, given_up_on_the_way);
+    tcase_add_test(bytes, calls_that_fail);
+    tcase_add_test(bytes, no_pinned_memory);
+    tcase_add_test(bytes, lost_device);
+    Suite *suite = suite_create("piece");
+    suite_add_tcase(suite, bytes);
+    return run_suite(suite);
+}
