@@ -13,7 +13,8 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "control/link_internal.h"
+#include "control/internal.h"
+#include "control/wire.h"
 
 /* For one unpacked message; a frame at its limits takes a few hundred KiB. */
 #define ARENA_BYTES (4 * 1024 * 1024)

@@ -48,6 +48,10 @@ static inline uint64_t tl_control_max_message_bytes(const struct tl_control_opti
                                                    : 16 * 1024 * 1024 + TL_MAX_FRAME_HEAD_BYTES;
 }
 
+/* Space to compose one frame; one per control. */
+struct tl_frame_builder *tl_frame_builder_create(void);
+void tl_frame_builder_destroy(struct tl_frame_builder *builder);
+
 /* A reference to annotations that say the same: those of the latest Publish, if they do, so that all tensors of a file
  * share them although each is published by a call of its own. NULL for NULL. */
 struct tl_annotations *tl_control_share_annotations(struct tl_control *control, struct tl_annotations *annotations);

@@ -209,11 +209,16 @@ static void stream_sent(struct tl_stream *stream)
     if (link->state == LINK_HANDSHAKE || link->state == LINK_ASKING || link->state == LINK_CLOSING) return;
     link_serves_left(link);
     link_send_frames(link);
-    if (link->answers.is_read_paused && !link_is_congested(link)) {
-        link->answers.is_read_paused = false;
-        tl_stream_read(stream);
-    }
+    link_read_on(link);
     link_maybe_drained(link);
+}
+
+void link_read_on(struct tl_link *link)
+{
+    if (!link->answers.is_read_paused || link->state == LINK_ASKING) return;
+    if (link->landing_count > 0 || link_is_congested(link)) return;
+    link->answers.is_read_paused = false;
+    tl_stream_read(link->stream);
 }
 
 static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
@@ -221,7 +226,7 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
     struct tl_link *link = tl_stream_owner(stream);
     if (link->state != LINK_CLOSING) {
         link_receive_frame(link, message);
-        link->answers.is_read_paused = link_is_congested(link) || link->state == LINK_ASKING;
+        link->answers.is_read_paused = link->landing_count > 0 || link_is_congested(link) || link->state == LINK_ASKING;
     }
     if (link->state == LINK_ASKING && grpc_byte_buffer_length(message) > TL_MAX_FRAME_HEAD_BYTES) {
         link_protocol_error(link, "a hello of %zu bytes", grpc_byte_buffer_length(message));

@@ -82,8 +82,9 @@ size_t tl_link_unconfirmed(const struct tl_link *link, const uint64_t **ret_numb
 /* Asks for the tensor of the fetch; fetch->ops->done follows exactly once unless it is cancelled first. The link is up.
  */
 void tl_link_fetch(struct tl_link *link, struct tl_fetch *fetch);
-/* Forgets a fetch and informs the peer that it will not be asked for again; done is not called. */
-void tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch);
+/* Forgets a fetch and informs the peer that it will not be asked for again. True: done is not called. False: a device
+ * still writes the destination; done follows with TL_CANCELLED when it has let go. */
+bool tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch) TL_MUST_USE;
 
 /* Sends the peer a message about a data connection, in the next frame and before any request; the message is copied.
  * When the link ends, a message that has not been sent is dropped. */

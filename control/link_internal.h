@@ -2,12 +2,13 @@
 /* The link, as its files see it: link.c (life, Hello), link_send.c (requests and tensors out), link_receive.c (frames
  * in), link_window.c (how far each side is ahead of the other), link_stall.c (the end of links whose peer takes
  * nothing), link_unsent.c (how many answers may wait), link_connections.c (messages about data connections, out and
- * in). */
+ * in), link_device_receive.c (destinations on devices). */
 #ifndef CONTROL_LINK_INTERNAL_H
 #define CONTROL_LINK_INTERNAL_H
 
 #include "base/numbers.h"
 #include "base/timer.h"
+#include "control/device_reader.h"
 #include "control/internal.h"
 #include "control/link.h"
 #include "control/lookup.h"
@@ -58,11 +59,12 @@ struct link_answers {
     struct tl_list leaving; /* items are link_serve: the frame in flight, or one before it, has bytes of their files */
     uint64_t active_bytes;  /* left to send of the active ones */
     uint64_t ready_bytes;   /* left to send of the ready ones that refer to their values */
-    size_t unsent_count;    /* serves that are over as soon as enough was sent: ready, active, leaving and failed */
-    uint64_t unsent_left;   /* how many of them may be: taken from control->unsent */
+    size_t unsent_count;  /* serves that are over as soon as enough was sent: ready, active, staging, leaving, failed */
+    size_t staging_count; /* those of them that wait for a device */
+    uint64_t unsent_left; /* how many of them may be: taken from control->unsent */
     struct tl_share *unsent_share;   /* invalid while unsent_left is 0 */
     struct link_status *last_status; /* status of the serve that has failed last; NULL: none waits */
-    bool is_read_paused;             /* too many answers wait: the peer is not read until some are gone */
+    bool is_read_paused;             /* the peer is not read: too many answers wait, or bytes wait for a device */
 };
 
 struct tl_link {
@@ -104,23 +106,29 @@ struct tl_link {
     size_t connection_message_count;
 
     struct link_answers answers;
+    size_t landing_count; /* fetches that have bytes which wait for a device */
 };
+
+/* Bytes on their way to a destination on a device; see link_device_receive.c. */
+struct link_landing;
 
 /* A fetch while it is on a link. */
 struct link_fetch {
     uint64_t number;
     struct tl_fetch *fetch;
-    struct tl_link *link;
-    struct tl_list request_link; /* in to_request */
-    uint64_t framed_before;      /* how many of `received` were sent before this request, confirmed ones too */
-    bool is_begun;               /* meta-data has come on this link */
+    struct tl_link *link;         /* NULL: it is off the link, and waits for the device to let go of the destination */
+    struct link_landing *landing; /* NULL: the destination is on the host, or no value was begun */
+    struct tl_list request_link;  /* in to_request */
+    uint64_t framed_before;       /* how many of `received` were sent before this request, confirmed ones too */
+    bool is_begun;                /* meta-data has come on this link */
     bool is_one_shot;
     UT_hash_handle hh;
 };
 
 /*
  *   WAITING --reply: offer--> READY ---may--> ACTIVE --all sent, one-shot--> SENT --received--> (freed)
- *      |    <-has let go: asks-/                |  \---all sent, published--> (freed)
+ *      |    <-has let go: asks-/  \             |  \---all sent, published--> (freed)
+ *      |                   on a device: STAGING <-nothing read-/ --a piece was read--> ACTIVE
  *      |                                       \--file, all but its end--> LEAVING --kernel has it--> ACTIVE
  *      \--reply: status--> FAILED --sent--> (freed)        cancel, broken: from any state --> (freed)
  */
@@ -128,6 +136,7 @@ enum serve_state {
     SERVE_WAITING, /* for the source's reply */
     SERVE_READY,   /* until so little is in flight that it may be sent */
     SERVE_ACTIVE,  /* until the frame has space for a piece of it */
+    SERVE_STAGING, /* until a piece of it was read from its device */
     SERVE_LEAVING, /* for the kernel to have what was sent of a file; then the file is checked and its end is sent */
     SERVE_SENT,    /* for the acknowledgement */
     SERVE_FAILED,  /* until the status is sent */
@@ -155,9 +164,10 @@ struct link_serve {
     bool is_asking_again;  /* the source is being asked for the value that was let go */
     uint64_t sent_bytes;
     uint64_t hashed_bytes;
-    bool is_announced;           /* the meta-data was sent */
-    void *hash_state;            /* XXH3; NULL unless wants_checksum */
-    struct link_status *failure; /* FAILED; NULL: no memory */
+    bool is_announced;              /* the meta-data was sent */
+    struct tl_device_reader reader; /* of a value on a device */
+    void *hash_state;               /* XXH3; NULL unless wants_checksum */
+    struct link_status *failure;    /* FAILED; NULL: no memory */
     UT_hash_handle hh;
     char key[]; /* NUL-terminated */
 };
@@ -239,16 +249,30 @@ void link_connections_sent(struct tl_link *link, size_t count);
 void link_connections_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame);
 void link_connections_drop(struct tl_link *link);
 
+/* Reads the peer on, if nothing holds it up any more. */
+void link_read_on(struct tl_link *link);
+
+/* link_device_receive.c */
+/* A value was begun whose destination is on a device, or not there yet. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status link_landing_begin(struct link_fetch *entry, struct tl_error *ret_error) TL_MUST_USE;
+/* Takes the bytes of a chunk. Errors: TL_OUT_OF_RANGE: more than was announced; none was taken. */
+enum tl_status link_landing_take(struct link_fetch *entry, uint64_t count, struct tl_wire_data *data,
+                                 struct tl_error *ret_error) TL_MUST_USE;
+/* Moves on what was taken; the chunk may have been the last one. The fetch may be over when this returns. */
+void link_landing_go_on(struct link_fetch *entry, const Tensorlane__V1__Chunk *chunk);
+/* The destination is there, or never will be. */
+void link_landing_placed(struct tl_fetch *fetch, const struct tl_error *status);
+/* Ends the landing of a fetch that leaves its link. False: the device still touches the destination; when it has let
+ * go, the fetch is done with this error. */
+bool link_landing_end(struct link_fetch *entry, const struct tl_error *error) TL_MUST_USE;
+
 /* link_receive.c */
+/* Ends one fetch with an error of ours and informs the peer, which forgets it. */
+void link_fetch_fail(struct link_fetch *entry, const struct tl_error *error);
+/* Verifies a fetch whose bytes are all in the destination, and ends it. */
+void link_fetch_complete(struct link_fetch *entry, bool has_checksum, uint64_t checksum);
 void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer);
 /* The peer knows of the first count_received tensors that were acknowledged on this link. */
 void link_confirm(struct tl_link *link, uint64_t count_received);
 void link_fetches_break(struct tl_link *link, const struct tl_error *reason);
-/* Takes the fetch off the link and frees its state. */
-struct tl_fetch *link_fetch_remove(struct link_fetch *entry);
-
-/* Space to compose one frame; one per control. */
-struct tl_frame_builder *tl_frame_builder_create(void);
-void tl_frame_builder_destroy(struct tl_frame_builder *builder);
-
 #endif

@@ -33,6 +33,7 @@ static struct link_fetch *fetch_find(struct tl_link *link, uint64_t number)
 void tl_link_fetch(struct tl_link *link, struct tl_fetch *fetch)
 {
     fetch->is_final = false;
+    fetch->placed = link_landing_placed;
     struct link_fetch *entry = calloc(1, sizeof(*entry));
     bool is_added = entry != NULL;
     if (entry != NULL) {
@@ -55,14 +56,25 @@ void tl_link_fetch(struct tl_link *link, struct tl_fetch *fetch)
     link_flush_later(link);
 }
 
-struct tl_fetch *link_fetch_remove(struct link_fetch *entry)
+/* Takes the fetch off its link. Returns true when it is over and its entry is gone; false when it will be done with
+ * this error as soon as a device has let go of its destination. */
+static bool take_off(struct link_fetch *entry, const struct tl_error *error)
 {
-    struct tl_fetch *fetch = entry->fetch;
     HASH_DEL(entry->link->fetches, entry);
     tl_list_remove(&entry->request_link);
-    fetch->transport_state = NULL;
+    entry->fetch->transport_state = NULL;
+    if (entry->landing != NULL && !link_landing_end(entry, error)) return false;
     free(entry);
-    return fetch;
+    return true;
+}
+
+/* Takes the fetch off its link and ends it. */
+static void end_fetch(struct link_fetch *entry, const struct tl_error *error)
+{
+    struct tl_fetch *fetch = entry->fetch;
+    struct tl_link *link = entry->link;
+    if (take_off(entry, error)) fetch->ops->done(fetch, error);
+    link_read_on(link);
 }
 
 void link_confirm(struct tl_link *link, uint64_t count_received)
@@ -88,18 +100,22 @@ static void queue_cancel(struct tl_link *link, uint64_t number)
     tl_link_close(link, &error);
 }
 
-void tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch)
+bool tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch)
 {
     struct link_fetch *entry = fetch->transport_state;
     if (entry == NULL) {
         tl_list_remove(&fetch->transport_link);
-        return;
+        return true;
     }
     bool was_asked = !tl_list_is_linked(&entry->request_link);
     uint64_t number = entry->number;
-    link_fetch_remove(entry);
+    struct tl_error error;
+    tl_error_set(&error, TL_CANCELLED, "%s was cancelled", fetch->key);
+    bool is_over = take_off(entry, &error);
     if (was_asked) queue_cancel(link, number);
     if (link->state == LINK_DRAINING) link_flush_later(link);
+    link_read_on(link);
+    return is_over;
 }
 
 void link_fetches_break(struct tl_link *link, const struct tl_error *reason)
@@ -111,8 +127,9 @@ void link_fetches_break(struct tl_link *link, const struct tl_error *reason)
     struct link_fetch *next;
     HASH_ITER(hh, link->fetches, entry, next)
     {
-        if (!tl_list_is_linked(&entry->request_link)) entry->fetch->is_unsettled = true;
-        tl_list_push_back(&broken, &link_fetch_remove(entry)->transport_link);
+        struct tl_fetch *fetch = entry->fetch;
+        if (!tl_list_is_linked(&entry->request_link)) fetch->is_unsettled = true;
+        if (take_off(entry, reason)) tl_list_push_back(&broken, &fetch->transport_link);
     }
     struct tl_list *place;
     while ((place = tl_list_pop_front(&broken)) != NULL) {
@@ -121,35 +138,30 @@ void link_fetches_break(struct tl_link *link, const struct tl_error *reason)
     }
 }
 
-/* Ends one fetch with an error of ours and informs the peer, which forgets it. */
-static void fetch_fail(struct link_fetch *entry, const struct tl_error *error)
+void link_fetch_fail(struct link_fetch *entry, const struct tl_error *error)
 {
-    struct tl_link *link = entry->link;
-    uint64_t number = entry->number;
-    struct tl_fetch *fetch = link_fetch_remove(entry);
-    queue_cancel(link, number);
-    fetch->ops->done(fetch, error);
+    queue_cancel(entry->link, entry->number);
+    end_fetch(entry, error);
 }
 
-static void fetch_complete(struct link_fetch *entry, const Tensorlane__V1__Chunk *chunk)
+void link_fetch_complete(struct link_fetch *entry, bool has_checksum, uint64_t checksum)
 {
     struct tl_link *link = entry->link;
     struct tl_error result = {.code = TL_OK};
-    if (tl_fetch_verify(entry->fetch, chunk->has_checksum != 0, chunk->checksum, &result) != TL_OK) {
-        fetch_fail(entry, &result);
+    if (tl_fetch_verify(entry->fetch, has_checksum, checksum, &result) != TL_OK) {
+        link_fetch_fail(entry, &result);
         return;
     }
     if (entry->is_one_shot && !tl_numbers_push(&link->received, entry->number)) {
         tl_error_set(&result, TL_RESOURCE_EXHAUSTED, "no memory to acknowledge %s", entry->fetch->key);
-        fetch_fail(entry, &result);
+        link_fetch_fail(entry, &result);
         return;
     }
     if (entry->is_one_shot) link_flush_later(link);
     link->control->stats.tensors_received++;
     result.code = TL_OK;
-    struct tl_fetch *fetch = link_fetch_remove(entry);
-    fetch->path = fetch->meta_data.dtype == TL_STRING ? TL_PATH_SERIALIZED : TL_PATH_GRPC;
-    fetch->ops->done(fetch, &result);
+    entry->fetch->path = entry->fetch->meta_data.dtype == TL_STRING ? TL_PATH_SERIALIZED : TL_PATH_GRPC;
+    end_fetch(entry, &result);
 }
 
 /* ------------------------------------------------------------------------------------------------------ chunks -- */
@@ -176,6 +188,8 @@ static enum tl_status begin(struct link_fetch *entry, const Tensorlane__V1__Chun
         if (status != TL_OK) return status;
         entry->is_begun = true;
         entry->is_one_shot = chunk->is_one_shot != 0;
+        bool is_landing = fetch->destination == NULL || tl_tensor_is_on_device(fetch->destination);
+        if (is_landing && link_landing_begin(entry, ret_error) != TL_OK) return ret_error->code;
     }
     if (!entry->is_begun) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: %s sent bytes before the meta-data", fetch->key,
@@ -199,7 +213,7 @@ static void copy(const struct tl_fetch *fetch, void *to, const void *from, size_
     }
 }
 
-/* Copies the chunk's bytes to the destination. On error what is left of them is skipped. */
+/* Copies the chunk's bytes to the destination. */
 static enum tl_status place(struct link_fetch *entry, uint64_t count, struct tl_wire_data *data,
                             struct tl_error *ret_error)
 {
@@ -209,11 +223,8 @@ static enum tl_status place(struct link_fetch *entry, uint64_t count, struct tl_
         size_t got = tl_wire_data_next(data, count, &run);
         void *address;
         enum tl_status status = tl_fetch_next(entry->fetch, got, &address, ret_error);
+        if (status != TL_OK) return status;
         count -= got;
-        if (status != TL_OK) {
-            skip(data, count);
-            return status;
-        }
         copy(entry->fetch, address, run, got);
         tl_fetch_advance(entry->fetch, got);
         control->stats.bytes_received += got;
@@ -236,17 +247,21 @@ static void handle_chunk(struct tl_link *link, const Tensorlane__V1__Chunk *chun
     }
     link_confirm(link, entry->framed_before);
     struct tl_error error;
+    uint64_t left_bytes = data->left_bytes - chunk->len_bytes;
     enum tl_status status = begin(entry, chunk, &error);
-    if (status != TL_OK) {
-        skip(data, chunk->len_bytes);
-    } else {
+    if (status == TL_OK && entry->landing != NULL) {
+        status = link_landing_take(entry, chunk->len_bytes, data, &error);
+    } else if (status == TL_OK) {
         status = place(entry, chunk->len_bytes, data, &error);
     }
     if (status != TL_OK) {
+        skip(data, data->left_bytes - left_bytes);
         if (status == TL_INVALID_ARGUMENT || status == TL_OUT_OF_RANGE) link->control->stats.protocol_errors++;
-        fetch_fail(entry, &error);
+        link_fetch_fail(entry, &error);
+    } else if (entry->landing != NULL) {
+        link_landing_go_on(entry, chunk);
     } else if (tl_fetch_is_complete(entry->fetch)) {
-        fetch_complete(entry, chunk);
+        link_fetch_complete(entry, chunk->has_checksum != 0, chunk->checksum);
     }
 }
 
@@ -262,9 +277,8 @@ static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *
                               : TL_UNKNOWN;
     tl_error_set(&error, code, "%s",
                  status != NULL && status->message[0] != '\0' ? status->message : "the peer gave no reason");
-    struct tl_fetch *fetch = link_fetch_remove(entry);
-    fetch->is_final = failure->is_final != 0;
-    fetch->ops->done(fetch, &error);
+    entry->fetch->is_final = failure->is_final != 0;
+    end_fetch(entry, &error);
 }
 
 /* ------------------------------------------------------------------------------------------------------ frames -- */

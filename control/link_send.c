@@ -139,7 +139,14 @@ static uint64_t bytes_left(const struct link_serve *entry)
 
 static bool is_unsent(enum serve_state state)
 {
-    return state == SERVE_READY || state == SERVE_ACTIVE || state == SERVE_LEAVING || state == SERVE_FAILED;
+    return state == SERVE_READY || state == SERVE_ACTIVE || state == SERVE_STAGING || state == SERVE_LEAVING ||
+           state == SERVE_FAILED;
+}
+
+/* Whether what is left of the value counts as being sent. */
+static bool is_active(enum serve_state state)
+{
+    return state == SERVE_ACTIVE || state == SERVE_STAGING;
 }
 
 static uint64_t referenced_bytes(const struct tl_link *link)
@@ -152,11 +159,13 @@ static void serve_set_state(struct link_serve *entry, enum serve_state state)
 {
     struct tl_link *link = entry->link;
     uint64_t before_bytes = referenced_bytes(link);
-    if (entry->state == SERVE_ACTIVE) link->answers.active_bytes -= bytes_left(entry);
+    if (is_active(entry->state)) link->answers.active_bytes -= bytes_left(entry);
     if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.ready_bytes -= entry->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count--;
+    if (entry->state == SERVE_STAGING) link->answers.staging_count--;
     entry->state = state;
-    if (entry->state == SERVE_ACTIVE) link->answers.active_bytes += bytes_left(entry);
+    if (is_active(entry->state)) link->answers.active_bytes += bytes_left(entry);
+    if (entry->state == SERVE_STAGING) link->answers.staging_count++;
     if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.ready_bytes += entry->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count++;
     link->control->referenced_bytes += referenced_bytes(link) - before_bytes;
@@ -168,6 +177,7 @@ static void serve_free(struct link_serve *entry)
     serve_set_state(entry, SERVE_SENT);
     HASH_DEL(link->answers.serves, entry);
     tl_list_remove(&entry->place);
+    tl_device_reader_end(&entry->reader);
     tl_tensor_put(entry->offer.tensor);
     XXH3_freeState(entry->hash_state);
     link_status_put(link, entry->failure);
@@ -184,6 +194,7 @@ static void serve_end(struct link_serve *entry, enum tl_serve_end end)
 static void serve_fail(struct link_serve *entry, const struct tl_error *status)
 {
     struct tl_link *link = entry->link;
+    tl_device_reader_end(&entry->reader);
     serve_set_state(entry, SERVE_FAILED);
     entry->failure = link_status_get(link, status);
     tl_list_remove(&entry->place);
@@ -380,6 +391,47 @@ static void serve_ask_again(struct link_serve *entry)
     tl_list_push_front(&entry->link->answers.ready, &entry->place);
 }
 
+/* Whether the value has bytes, on a device. */
+static bool is_on_device(const struct link_serve *entry)
+{
+    return tl_tensor_is_on_device(entry->offer.tensor) && tl_tensor_size_bytes(entry->offer.tensor) > 0;
+}
+
+static void fail_reading(struct link_serve *entry, struct tl_error *error)
+{
+    tl_error_prefix(error, "%s: ", entry->key);
+    serve_fail(entry, error);
+}
+
+/* A piece of the value was read from its device, or could not be. */
+static void staged(struct tl_device_reader *reader, const struct tl_error *status)
+{
+    struct link_serve *entry = TL_CONTAINER_OF(reader, struct link_serve, reader);
+    struct tl_error error = *status;
+    entry->link->stall.has_progressed = true; /* the peer waits for us */
+    if (status->code != TL_OK) {
+        fail_reading(entry, &error);
+    } else if (entry->state == SERVE_STAGING && tl_device_reader_bytes(reader) > 0) {
+        serve_set_state(entry, SERVE_ACTIVE);
+        tl_list_push_back(&entry->link->answers.active, &entry->place);
+        link_flush_later(entry->link);
+    }
+}
+
+static void begin_staging(struct link_serve *entry)
+{
+    struct tl_control *control = entry->link->control;
+    struct tl_error error;
+    serve_set_state(entry, SERVE_STAGING);
+    entry->reader = (struct tl_device_reader){.loop = control->loop,
+                                              .tensor = entry->offer.tensor,
+                                              .hash_state = entry->hash_state,
+                                              .skip_bytes = entry->sent_bytes,
+                                              .copied_bytes = &control->stats.bytes_copied_send,
+                                              .came = staged};
+    if (tl_device_reader_begin(&entry->reader, &error) != TL_OK) fail_reading(entry, &error);
+}
+
 static void activate_ready(struct tl_link *link)
 {
     while (!tl_list_is_empty(&link->answers.ready)) {
@@ -391,6 +443,10 @@ static void activate_ready(struct tl_link *link)
             continue;
         }
         tl_list_remove(&entry->place);
+        if (is_on_device(entry) && bytes_left(entry) > 0) {
+            begin_staging(entry);
+            continue;
+        }
         tl_list_push_back(&link->answers.active, &entry->place);
         serve_set_state(entry, SERVE_ACTIVE);
     }
@@ -400,6 +456,7 @@ static void activate_ready(struct tl_link *link)
 static bool serve_catch_up(struct link_serve *entry)
 {
     if (entry->hash_state == NULL || entry->hashed_bytes == entry->sent_bytes) return true;
+    if (is_on_device(entry)) return true; /* hashed when it was read */
     uint64_t take = tl_min_u64(entry->sent_bytes - entry->hashed_bytes, CATCH_UP_BYTES);
     struct tl_error error;
     if (tl_tensor_check_readable(entry->offer.tensor, entry->hashed_bytes, take, &error) != TL_OK) {
@@ -438,10 +495,10 @@ static bool is_copied(const struct link_serve *entry)
     return is_of_a_file(entry) && (size_bytes <= FILE_COPY_BYTES || bytes_left(entry) <= FILE_END_BYTES);
 }
 
-/* Reads the next bytes, as far as the CPU does: hashes them, if asked to, and copies or refers to them. What is read
- * here is checked before, and again after, because a file may be cut in between and be read as zeros. */
-static enum tl_status take_bytes(struct link_serve *entry, uint64_t count, grpc_slice *ret_slice,
-                                 struct tl_error *ret_error)
+/* Reads the next bytes on the host, as far as the CPU does: hashes them, if asked to, and copies or refers to them.
+ * What is read here is checked before, and again after, because a file may be cut in between and be read as zeros. */
+static enum tl_status take_host_bytes(struct link_serve *entry, uint64_t count, grpc_slice *ret_slice,
+                                      struct tl_error *ret_error)
 {
     struct tl_tensor *tensor = entry->offer.tensor;
     bool is_copy = is_copied(entry);
@@ -466,10 +523,19 @@ static enum tl_status take_bytes(struct link_serve *entry, uint64_t count, grpc_
     return status;
 }
 
+static enum tl_status take_bytes(struct link_serve *entry, uint64_t count, grpc_slice *ret_slice,
+                                 struct tl_error *ret_error)
+{
+    if (!is_on_device(entry)) return take_host_bytes(entry, count, ret_slice, ret_error);
+    *ret_slice = tl_device_reader_take(&entry->reader, count);
+    return TL_OK;
+}
+
 /* How many bytes the next piece of an active tensor has. */
 static uint64_t next_bytes(const struct link_serve *entry, const struct tl_frame_builder *builder)
 {
     uint64_t left = bytes_left(entry);
+    if (is_on_device(entry)) left = tl_device_reader_bytes(&entry->reader);
     if (is_of_a_file(entry) && !is_copied(entry)) left -= FILE_END_BYTES;
     return tl_min_u64(left, entry->link->control->options.chunk_bytes - builder->data_bytes);
 }
@@ -513,6 +579,15 @@ static void wait_for_next(struct link_serve *entry, bool was_copied)
     struct tl_link *link = entry->link;
     tl_list_remove(&entry->place);
     if (bytes_left(entry) == 0) return;
+    struct tl_error error;
+    if (is_on_device(entry) && tl_device_reader_go_on(&entry->reader, &error) != TL_OK) {
+        fail_reading(entry, &error);
+        return;
+    }
+    if (is_on_device(entry) && tl_device_reader_bytes(&entry->reader) == 0) {
+        serve_set_state(entry, SERVE_STAGING);
+        return;
+    }
     /* Its end would be copied, and the bytes before it were not: they leave first. */
     bool is_leaving = !was_copied && is_of_a_file(entry) && is_copied(entry);
     if (is_leaving) serve_set_state(entry, SERVE_LEAVING);

@@ -20,9 +20,10 @@
 /* How often the timer looks in the time that a peer has. */
 #define LOOKS 4
 
+/* What waits for a device does not wait for the peer. */
 static bool has_unsent(const struct tl_link *link)
 {
-    return link->answers.unsent_count > 0 || !tl_stream_can_send(link->stream);
+    return link->answers.unsent_count > link->answers.staging_count || !tl_stream_can_send(link->stream);
 }
 
 static void end(struct tl_link *link, int64_t stalled_ns)

@@ -70,10 +70,9 @@ void tl_wire_arena_fini(struct tl_wire_arena *arena)
 static bool refill(struct tl_wire_data *data)
 {
     while (data->run_bytes == 0) {
-        grpc_slice *slice;
-        if (!grpc_byte_buffer_reader_peek(&data->reader, &slice)) return false;
-        data->run = GRPC_SLICE_START_PTR(*slice);
-        data->run_bytes = GRPC_SLICE_LENGTH(*slice);
+        if (!grpc_byte_buffer_reader_peek(&data->reader, &data->slice)) return false;
+        data->run = GRPC_SLICE_START_PTR(*data->slice);
+        data->run_bytes = GRPC_SLICE_LENGTH(*data->slice);
     }
     return true;
 }
@@ -87,6 +86,14 @@ size_t tl_wire_data_next(struct tl_wire_data *data, uint64_t max_bytes, const vo
     data->run_bytes -= take;
     data->left_bytes -= take;
     return take;
+}
+
+grpc_slice tl_wire_data_take(struct tl_wire_data *data, uint64_t max_bytes)
+{
+    const void *run;
+    size_t count = tl_wire_data_next(data, max_bytes, &run);
+    size_t begin = (size_t)((const unsigned char *)run - GRPC_SLICE_START_PTR(*data->slice));
+    return grpc_slice_sub(*data->slice, begin, begin + count);
 }
 
 void tl_wire_data_fini(struct tl_wire_data *data)

@@ -41,7 +41,8 @@ void tl_wire_arena_fini(struct tl_wire_arena *arena); /* zeroed is accepted */
 /* The data of a received message, read front to back. */
 struct tl_wire_data {
     grpc_byte_buffer_reader reader;
-    const unsigned char *run; /* bytes of the current slice that are left */
+    grpc_slice *slice;        /* the current one */
+    const unsigned char *run; /* bytes of it that are left */
     size_t run_bytes;
     uint64_t left_bytes; /* in all */
 };
@@ -61,6 +62,9 @@ enum tl_status tl_wire_read_plain(const ProtobufCMessageDescriptor *descriptor, 
 
 /* The next run of data, at most max_bytes, in place; it must not be called when nothing is left. */
 size_t tl_wire_data_next(struct tl_wire_data *data, uint64_t max_bytes, const void **ret_run);
+
+/* The same with a reference to the memory, for the caller. */
+grpc_slice tl_wire_data_take(struct tl_wire_data *data, uint64_t max_bytes);
 
 /* Writes a message without data. NULL when there is no memory. */
 grpc_byte_buffer *tl_wire_write(const ProtobufCMessage *message);

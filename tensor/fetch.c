@@ -159,6 +159,16 @@ void tl_fetch_advance(struct tl_fetch *fetch, uint64_t len_bytes)
     fetch->received_bytes += len_bytes;
 }
 
+void tl_fetch_hash_again(struct tl_fetch *fetch)
+{
+    TL_CHECK(XXH3_64bits_reset(fetch->hash_state) == XXH_OK);
+}
+
+void tl_fetch_hash(struct tl_fetch *fetch, const void *data, uint64_t len_bytes)
+{
+    TL_CHECK(XXH3_64bits_update(fetch->hash_state, data, len_bytes) == XXH_OK);
+}
+
 void tl_fetch_take(struct tl_fetch *fetch, struct tl_tensor *tensor, uint64_t offer_step)
 {
     drop_progress(fetch);

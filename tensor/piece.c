@@ -35,7 +35,8 @@ struct tl_piece {
     struct tl_closure closure;
     struct tl_device_copy copy;
     struct tl_staging_wait wait;
-    void *block;
+    void *block; /* NULL: not there yet */
+    void *data;  /* the block, as far as the caller knows */
     bool is_kept;
     pthread_mutex_t mutex; /* guards what follows */
     enum piece_state state;
@@ -72,6 +73,7 @@ static void deliver(struct tl_closure *closure)
     bool is_given_up = piece->is_given_up;
     const struct tl_error *failure = piece->failure;
     piece->is_posted = false;
+    piece->data = piece->block;
     unlock(piece);
     if (is_given_up) {
         destroy(piece);
@@ -196,6 +198,7 @@ struct tl_piece *tl_piece_write(const struct tl_piece_options *options)
         return piece;
     }
     piece->block = tl_device_staging_try(piece->copy.device);
+    piece->data = piece->block;
     piece->state = piece->block ? FILLING : WAITING;
     if (!piece->block) tl_device_staging_request(&piece->wait);
     return piece;
@@ -212,7 +215,7 @@ void tl_piece_copy(struct tl_piece *piece)
 
 void *tl_piece_data(const struct tl_piece *piece)
 {
-    return piece->block;
+    return piece->data;
 }
 
 uint64_t tl_piece_len_bytes(const struct tl_piece *piece)
@@ -227,12 +230,13 @@ bool tl_piece_keep(struct tl_piece *piece)
     return piece->is_kept;
 }
 
-/* Gives the piece up. Returns false, and does nothing, when it is being copied and must not be. */
+/* Gives the piece up. Returns false, and does nothing, when its copy must be waited for. */
 static bool give_up(struct tl_piece *piece, bool is_copy_left)
 {
     struct tl_tensor *tensor = NULL;
     lock(piece);
-    if (piece->state == COPYING && !is_copy_left) {
+    bool is_copying = piece->state == COPYING || (piece->state == RESTING && piece->is_posted);
+    if (is_copying && !is_copy_left) {
         unlock(piece);
         return false;
     }

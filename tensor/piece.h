@@ -53,8 +53,8 @@ uint64_t tl_piece_len_bytes(const struct tl_piece *piece);
  * caller copies the bytes and puts the piece. */
 bool tl_piece_keep(struct tl_piece *piece) TL_MUST_USE;
 
-/* Gives the piece up unless the device touches the memory of the tensor for it, or is about to. Returns whether the
- * piece is gone, so that nothing touches the memory; else `notify` will be called. */
+/* Gives the piece up unless its copy has begun and `notify` is still to come. Returns whether the piece is gone, so
+ * that nothing touches the memory of the tensor for it. */
 bool tl_piece_stop(struct tl_piece *piece) TL_MUST_USE;
 
 /* Gives the piece up, or back; `notify` is not called any more. A copy that runs ends by itself, and the tensor is kept

@@ -169,6 +169,10 @@ enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **
                              struct tl_error *ret_error) TL_MUST_USE;
 /* Counts and hashes len_bytes bytes that were written to the address of tl_fetch_next. */
 void tl_fetch_advance(struct tl_fetch *fetch, uint64_t len_bytes);
+/* Hashes the value again from its first byte, where the destination could not be hashed on the way; tl_fetch_hash gives
+ * the bytes, in order. */
+void tl_fetch_hash_again(struct tl_fetch *fetch);
+void tl_fetch_hash(struct tl_fetch *fetch, const void *data, uint64_t len_bytes);
 /* Takes over the reference to a tensor that is the whole value without a transfer, in place of a destination that the
  * fetch may have. */
 void tl_fetch_take(struct tl_fetch *fetch, struct tl_tensor *tensor, uint64_t offer_step);

@@ -141,9 +141,11 @@ bool tl_peer_cancel(struct tl_peer_request *request)
         return false;
     }
     if (request->link != NULL) {
-        tl_link_cancel(request->link, &request->fetch);
+        struct tl_link *link = request->link;
         request->link = NULL;
-    } else if (request->is_refused) {
+        return tl_link_cancel(link, &request->fetch);
+    }
+    if (request->is_refused) {
         tl_list_remove(&request->done_closure.link);
         request->is_refused = false;
     } else {

@@ -190,7 +190,8 @@ static void start_fetch(uint8_t byte)
 static void cancel_fetch(struct asked *entry)
 {
     if (entry->state == ASKED_FREE) return;
-    if (entry->state == ASKED_RUNNING) tl_link_cancel(link, &entry->fetch);
+    if (entry->state == ASKED_RUNNING && !tl_link_cancel(link, &entry->fetch))
+        abort(); /* no destination is on a device */
     tl_fetch_fini(&entry->fetch);
     entry->state = ASKED_FREE;
 }

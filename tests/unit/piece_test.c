@@ -316,7 +316,7 @@ START_TEST(given_up_on_the_way)
         pieces[i] = i % 2 == 0 ? read_piece(tensor, 0, 10, &seen[i]) : write_piece(tensor, 0, 10, &seen[i]);
     nanosleep(&moment, NULL); /* the loop is not driven */
     for (unsigned i = TL_STAGING_BLOCKS + 1; i-- > 0;)
-        ck_assert(tl_piece_stop(pieces[i]));
+        tl_piece_put(pieces[i]);
     run_for_a_while();
     for (unsigned i = 0; i < TL_STAGING_BLOCKS + 1; i++)
         ck_assert_uint_eq(seen[i].count, 0);
