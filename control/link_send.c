@@ -275,7 +275,8 @@ static struct link_serve *serve_create(struct tl_link *link, const Tensorlane__V
                                      .id = {.incarnation = link->peer.incarnation, .number = request->number},
                                      .peer = &link->peer,
                                      .key = entry->key,
-                                     .step = request->step};
+                                     .step = request->step,
+                                     .takes_devices = true};
     tl_list_init(&entry->place);
     bool is_added = true;
 #undef uthash_nonfatal_oom

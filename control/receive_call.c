@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/random.h"
+#include "control/device_reader.h"
 #include "control/requests.h"
 #include "control/service_call.h"
 #include "control/transfer_calls.h"
@@ -29,11 +30,13 @@
 /*
  *   READING --request--> WAITING --reply: offer--> SENDING --all sent--> ENDED --closed--> (freed)
  *      \--bad request--> ENDED     \--reply: status--> ENDED
+ *   a value on a device: SENDING --nothing read--> STAGING --a piece was read--> SENDING
  */
 enum receive_state {
     RECEIVE_READING, /* for the request; woken by the stream or the progress timer */
     RECEIVE_WAITING, /* for the source's reply */
     RECEIVE_SENDING, /* for the client to take the piece in flight; woken by the stream or the progress timer */
+    RECEIVE_STAGING, /* for a piece of the tensor to be read from its device */
     RECEIVE_ENDED,   /* for the end of the stream */
 };
 
@@ -47,8 +50,9 @@ struct receive_call {
     struct tl_offer offer; /* holds the tensor's reference until the end */
     uint64_t sent_bytes;
     bool is_last_sent;
-    bool is_complete;         /* all of it has left and could be read until then */
-    XXH3_state_t *hash_state; /* NULL: no checksum */
+    bool is_complete;               /* all of it has left and could be read until then */
+    XXH3_state_t *hash_state;       /* NULL: no checksum */
+    struct tl_device_reader reader; /* of a tensor on a device */
 };
 
 static void receive_fail(struct receive_call *receive, const struct tl_error *status)
@@ -57,11 +61,17 @@ static void receive_fail(struct receive_call *receive, const struct tl_error *st
     tl_service_call_finish(&receive->call, status);
 }
 
+/* Whether the tensor has bytes, on a device. */
+static bool is_on_device(const struct receive_call *receive)
+{
+    return tl_tensor_is_on_device(receive->offer.tensor) && tl_tensor_size_bytes(receive->offer.tensor) > 0;
+}
+
 /* Checks that the bytes may be read and adds them to the checksum. That they could be read until the end is checked
  * when the kernel has all of them. */
 static enum tl_status prepare_piece(struct receive_call *receive, uint64_t count, struct tl_error *ret_error)
 {
-    if (count == 0) return TL_OK;
+    if (count == 0 || is_on_device(receive)) return TL_OK; /* the reader hashes */
     struct tl_tensor *tensor = receive->offer.tensor;
     enum tl_status status = tl_tensor_check_readable(tensor, receive->sent_bytes, count, ret_error);
     if (status != TL_OK || receive->hash_state == NULL) return status;
@@ -87,7 +97,8 @@ static grpc_byte_buffer *compose_piece(struct receive_call *receive, uint64_t co
         response.checksum = XXH3_64bits_digest(receive->hash_state);
     }
     if (count == 0) return tl_wire_write(&response.base);
-    grpc_slice slice = tl_wire_slice_of_tensor(tensor, receive->sent_bytes, count);
+    grpc_slice slice = is_on_device(receive) ? tl_device_reader_take(&receive->reader, count)
+                                             : tl_wire_slice_of_tensor(tensor, receive->sent_bytes, count);
     grpc_byte_buffer *message = tl_wire_write_with_data(&response.base, &slice, 1, count);
     grpc_slice_unref(slice);
     return message;
@@ -99,6 +110,7 @@ static void send_piece(struct receive_call *receive)
     uint64_t left = tl_tensor_size_bytes(receive->offer.tensor) - receive->sent_bytes;
     uint64_t count = tl_min_u64(left, tl_min_u64(control->options.chunk_bytes, MAX_PIECE_BYTES));
     struct tl_error error;
+    if (is_on_device(receive)) count = tl_min_u64(count, tl_device_reader_bytes(&receive->reader));
     if (prepare_piece(receive, count, &error) != TL_OK) {
         receive_fail(receive, &error);
         return;
@@ -109,6 +121,50 @@ static void send_piece(struct receive_call *receive)
     control->stats.bytes_sent += count;
     tl_service_call_expect_progress(&receive->call);
     tl_service_call_send(&receive->call, message);
+    if (is_on_device(receive) && tl_device_reader_go_on(&receive->reader, &error) != TL_OK)
+        receive_fail(receive, &error);
+}
+
+/* Sends the next piece, or waits for it. */
+static void send_next(struct receive_call *receive)
+{
+    if (is_on_device(receive) && tl_device_reader_bytes(&receive->reader) == 0) {
+        receive->state = RECEIVE_STAGING;
+        tl_service_call_expect_nothing(&receive->call); /* the client waits for us */
+    } else {
+        send_piece(receive);
+    }
+}
+
+/* A piece was read from the device, or could not be. */
+static void staged(struct tl_device_reader *reader, const struct tl_error *status)
+{
+    struct receive_call *receive = TL_CONTAINER_OF(reader, struct receive_call, reader);
+    struct tl_error error = *status;
+    if (receive->state != RECEIVE_STAGING && receive->state != RECEIVE_SENDING) return;
+    if (status->code != TL_OK) {
+        tl_error_prefix(&error, "%s: ", receive->key);
+        receive_fail(receive, &error);
+    } else if (receive->state == RECEIVE_STAGING && tl_device_reader_bytes(reader) > 0) {
+        receive->state = RECEIVE_SENDING;
+        send_piece(receive);
+    }
+}
+
+static void begin_staging(struct receive_call *receive)
+{
+    struct tl_control *control = receive->call.control;
+    struct tl_error error;
+    receive->reader = (struct tl_device_reader){.loop = control->loop,
+                                                .tensor = receive->offer.tensor,
+                                                .hash_state = receive->hash_state,
+                                                .copied_bytes = &control->stats.bytes_copied_send,
+                                                .came = staged};
+    if (tl_device_reader_begin(&receive->reader, &error) == TL_OK) {
+        send_next(receive);
+    } else {
+        receive_fail(receive, &error);
+    }
 }
 
 /* All pieces have left: they were the tensor's bytes only if those can still be read. */
@@ -133,7 +189,7 @@ static void receive_sent(struct tl_service_call *call)
     if (receive->is_last_sent) {
         receive_complete(receive);
     } else {
-        send_piece(receive);
+        send_next(receive);
     }
 }
 
@@ -158,7 +214,11 @@ static void receive_reply(struct tl_serve *serve, const struct tl_error *status,
         }
         XXH3_64bits_reset(receive->hash_state);
     }
-    send_piece(receive);
+    if (is_on_device(receive)) {
+        begin_staging(receive);
+    } else {
+        send_piece(receive);
+    }
 }
 
 static const struct tl_serve_ops serve_ops = {.reply = receive_reply};
@@ -181,8 +241,12 @@ static void receive_request(struct tl_service_call *call, grpc_byte_buffer *mess
     }
     memcpy(receive->key, request.key, strlen(request.key) + 1);
     receive->wants_checksum = request.wants_checksum;
-    receive->serve = (struct tl_serve){
-        .ops = &serve_ops, .id = next_id(control), .peer = &call->client, .key = receive->key, .step = request.step};
+    receive->serve = (struct tl_serve){.ops = &serve_ops,
+                                       .id = next_id(control),
+                                       .peer = &call->client,
+                                       .key = receive->key,
+                                       .step = request.step,
+                                       .takes_devices = true};
     receive->state = RECEIVE_WAITING;
     receive->is_asked = true;
     control->options.handlers->source.request(control->options.worker, &receive->serve);
@@ -197,6 +261,7 @@ static void receive_closed(struct tl_service_call *call, bool is_delivered)
         enum tl_serve_end end = is_delivered && has_answer ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED;
         control->options.handlers->source.closed(control->options.worker, &receive->serve, end);
     }
+    tl_device_reader_end(&receive->reader);
     if (receive->hash_state != NULL) XXH3_freeState(receive->hash_state);
     tl_tensor_put(receive->offer.tensor);
 }
