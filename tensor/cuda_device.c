@@ -363,7 +363,7 @@ struct tl_device_fence *tl_device_fence_get(struct tl_device_fence *fence)
 
 void tl_device_fence_put(struct tl_device_fence *fence)
 {
-    if (!fence) return;
+    if (!fence || tl_cuda_is_forked()) return; /* a thread that this process lacks may have had the mutex */
     struct tl_cuda_device *device = fence->device;
     lock(&device->mutex);
     if (--fence->reference_count == 0) tl_list_push_front(&device->fences, &fence->link);

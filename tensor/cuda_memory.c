@@ -322,7 +322,6 @@ static void pin_for_waits(struct tl_closure *closure)
 void tl_device_staging_request(struct tl_staging_wait *wait)
 {
     struct tl_cuda_device *device = tl_cuda_device_of(wait->device);
-    tl_list_init(&wait->link);
     lock(device);
     tl_list_push_back(&device->staging_waits, &wait->link);
     bool must_pin = !device->staging && !device->is_pinning;

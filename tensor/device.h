@@ -162,12 +162,13 @@ struct tl_staging_wait {
     /* Gives the block, or says why there will be none; once. Thread: any, and the caller's own during the request; it
      * must not wait. */
     void (*ready)(struct tl_staging_wait *wait, void *block, const struct tl_error *status);
-    struct tl_list link; /* the device's */
+    struct tl_list link; /* initialised by the caller; the device's from the request on */
 };
 
 /* Asks for a block; who asks first gets one first. Thread: any, also one that drives a loop. */
 void tl_device_staging_request(struct tl_staging_wait *wait);
-/* Takes a request back. False: ready was called, or is just being called. Thread: any. */
+/* Takes a request back. False: ready was called, is just being called, or will be, since the request was not made yet.
+ * Thread: any. */
 bool tl_device_staging_cancel(struct tl_staging_wait *wait) TL_MUST_USE;
 /* Takes a block if one is free at once and nobody waits; else NULL. Thread: any, also one that drives a loop. */
 void *tl_device_staging_try(struct tl_device device);

@@ -164,6 +164,8 @@ static struct tl_piece *create(const struct tl_piece_options *options, bool is_w
     tl_list_init(&piece->closure.link);
     piece->copy.device = tl_tensor_device(options->tensor);
     piece->wait = (struct tl_staging_wait){.device = piece->copy.device, .ready = block_came};
+    /* It may be taken back before the thread on which the fence is reached has asked. */
+    tl_list_init(&piece->wait.link);
     return piece;
 }
 

@@ -38,8 +38,8 @@ static void teardown(void)
 static int run_health(const char *flag)
 {
     char command[2048];
-    snprintf(command, sizeof(command), "%s health --quick %s --config %s", getenv("TENSORLANE"), flag,
-             temp_path("cluster.json"));
+    snprintf(command, sizeof(command), "%s health -connect-timeout 60s -rpc-timeout 60s --quick %s --config %s",
+             getenv("TENSORLANE"), flag, temp_path("cluster.json"));
     FILE *program = popen(command, "re");
     ck_assert_ptr_nonnull(program);
     output[fread(output, 1, sizeof(output) - 1, program)] = '\0';

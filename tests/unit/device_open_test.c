@@ -3,6 +3,8 @@
 #include <check.h>
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
+#include <sys/wait.h>
 
 #include "fakes/fault_alloc.h"
 
@@ -79,6 +81,37 @@ START_TEST(a_fence_without_memory)
 }
 END_TEST
 
+/* In the child nobody has the mutex that a thread of the parent held. */
+START_TEST(a_fence_in_a_forked_process)
+{
+    struct tl_device_fence *fence = NULL;
+    int status;
+    ck_assert_int_eq(tl_device_fence_record(gpu0, TL_STREAM_DEFAULT, &fence, &error), TL_OK);
+    lock(&fence->device->mutex);
+    pid_t child = fork();
+    if (child == 0) {
+        (void)signal(SIGALRM, SIG_DFL);
+        alarm(10);
+        tl_device_fence_put(fence);
+        _exit(0);
+    }
+    unlock(&fence->device->mutex);
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%x", (unsigned)status);
+    tl_device_fence_put(fence);
+}
+END_TEST
+
+/* A request for a block that is taken back before it is made is not in a list. */
+START_TEST(a_block_that_was_not_asked_for)
+{
+    struct tl_staging_wait wait = {.device = gpu0};
+    tl_list_init(&wait.link);
+    tl_tensor_put(bytes_on(gpu0, 0));
+    ck_assert(!tl_device_staging_cancel(&wait));
+}
+END_TEST
+
 /* A copy needs an event, which is made of memory. */
 START_TEST(a_copy_without_memory)
 {
@@ -115,6 +148,8 @@ int main(void)
     tcase_add_test(tcase, a_device_cannot_be_opened);
     tcase_add_test(tcase, memory_cannot_be_wrapped);
     tcase_add_test(tcase, a_fence_without_memory);
+    tcase_add_test(tcase, a_fence_in_a_forked_process);
+    tcase_add_test(tcase, a_block_that_was_not_asked_for);
     tcase_add_test(tcase, a_copy_without_memory);
     tcase_add_test(tcase, another_device_is_being_opened);
     suite_add_tcase(suite, tcase);
