@@ -228,6 +228,23 @@ START_TEST(a_card_that_was_not_the_first)
 }
 END_TEST
 
+/* Whether it reads is part of its state. */
+START_TEST(a_card_that_does_not_read)
+{
+    prepare("\"protocol\": \"grpc+gdr\"");
+    if (_i == 1) {
+        fake.cards[0].faults[0] = (struct fake_rule){.fault = FAKE_BREAK, .kinds = FAKE_READ, .times = FAKE_ALWAYS};
+    }
+    identify();
+    ck_assert(transport("verbs")->is_available);
+    const char *reason = transport("verbs")->reason;
+    ck_assert((strstr(reason, "; what it receives is read from its owner (grpc+gdr)") != NULL) == (_i == 0));
+    ck_assert((strstr(reason, "; a probe read failed: ") != NULL) == (_i == 1));
+    ck_assert((strstr(reason, ": owners write what it receives, in spite of grpc+gdr") != NULL) == (_i == 1));
+    teardown();
+}
+END_TEST
+
 START_TEST(no_card_that_works)
 {
     prepare(NULL);
@@ -355,6 +372,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_card_that_is_lost, 0, 2);
     tcase_add_test(tcase, no_card);
     tcase_add_loop_test(tcase, a_card_that_was_not_the_first, 0, 2);
+    tcase_add_loop_test(tcase, a_card_that_does_not_read, 0, 2);
     tcase_add_loop_test(tcase, no_card_that_works, 0, 2);
     tcase_add_test(tcase, a_card_that_does_not_work_where_one_is_required);
     tcase_add_test(tcase, a_card_without_windows);
