@@ -4,6 +4,7 @@ docs/benchmarks.md."""
 import pathlib
 import statistics
 import subprocess
+import textwrap
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -92,6 +93,8 @@ def write_section(mark, title, before, rows, after):
     path = ROOT / "docs" / "benchmarks.md"
     text = path.read_text()
     head, *body = rows
+    before, after = (textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
+                     for paragraph in (before, after))
     lines = [begin, "", f"## {title}", "", before, "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(row) + " |" for row in body]
     block = "\n".join([*lines, "", after, "", end])
