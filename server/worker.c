@@ -9,6 +9,7 @@
 #include "base/struct_version.h"
 #include "base/text.h"
 #include "server/worker_internal.h"
+#include "tensor/device.h"
 
 static void run_command(struct tl_closure *closure)
 {
@@ -140,14 +141,35 @@ static enum tl_status check_key(const char *key, struct tl_error *ret_error)
                         TL_MAX_KEY_BYTES);
 }
 
+/* Returns what the table shows: the tensor, or for one on a device an alias with the fence of its stream. */
+static enum tl_status show(struct tl_tensor *tensor, struct tl_tensor **ret_shown, struct tl_error *ret_error)
+{
+    struct tl_device_fence *fence = NULL;
+    enum tl_status status = tl_tensor_record_fence(tensor, &fence, ret_error);
+    if (status != TL_OK) return status;
+    if (fence == NULL) {
+        *ret_shown = tl_tensor_get(tensor);
+        return TL_OK;
+    }
+    status = tl_tensor_create_alias(tensor, NULL, NULL, ret_shown, ret_error);
+    if (status == TL_OK) {
+        tl_tensor_set_fence(*ret_shown, fence);
+    } else {
+        tl_device_fence_put(fence);
+    }
+    return status;
+}
+
 enum tl_status tl_publish(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
                           struct tl_error *ret_error)
 {
     enum tl_status status = check_key(key, ret_error);
-    if (status == TL_OK) status = tl_tensor_check_on_host(tensor, "tl_publish", ret_error);
+    struct tl_tensor *shown = NULL;
+    if (status == TL_OK) status = show(tensor, &shown, ret_error);
     if (status != TL_OK) return status;
-    struct publish_command publish = {.key = key, .step = step, .tensor = tensor, .ret_error = ret_error};
+    struct publish_command publish = {.key = key, .step = step, .tensor = shown, .ret_error = ret_error};
     tl_worker_run(worker, &publish.command, run_publish);
+    tl_tensor_put(shown);
     return publish.status;
 }
 

@@ -483,16 +483,6 @@ struct tl_device_fence *tl_tensor_fence(const struct tl_tensor *tensor)
     return tensor->fence;
 }
 
-enum tl_status tl_tensor_check_on_host(const struct tl_tensor *tensor, const char *what, struct tl_error *ret_error)
-{
-    char device[TL_DEVICE_TEXT_BYTES];
-    if (tensor->device.kind == TL_DEVICE_HOST) return TL_OK;
-    return tl_error_set(ret_error, TL_UNIMPLEMENTED,
-                        "%s cannot take a tensor on %s in this version; copy it to or from a host tensor with "
-                        "tl_tensor_copy",
-                        what, tl_device_format(tensor->device, device));
-}
-
 const struct tl_meta_data *tl_tensor_meta_data(const struct tl_tensor *tensor)
 {
     return &tensor->meta_data;

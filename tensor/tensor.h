@@ -67,19 +67,19 @@ void tl_tensor_allocation(const struct tl_tensor *tensor, void **ret_data, uint6
 /* The context with which the memory that the tensor shows is released, if that is done by this function; else NULL. */
 void *tl_tensor_release_context(const struct tl_tensor *tensor, tl_release_fn release);
 
-/* Checks that the CPU may touch the bytes. what names the operation that wants to, such as "tl_send".
- * Errors: TL_UNIMPLEMENTED: they lie on a device. */
-enum tl_status tl_tensor_check_on_host(const struct tl_tensor *tensor, const char *what,
-                                       struct tl_error *ret_error) TL_MUST_USE;
 /* The stream that was set for the tensor. */
 tl_stream tl_tensor_stream(const struct tl_tensor *tensor);
 
 /* Whether the bytes lie on a device, where the CPU must not touch them. */
 bool tl_tensor_is_on_device(const struct tl_tensor *tensor);
 
+/* Records the fence of the tensor in the stream that was set for it; *ret_fence stays for a tensor on the host.
+ * Errors, Ownership, Thread: as tl_device_fence_record. */
+struct tl_device_fence;
+enum tl_status tl_tensor_record_fence(const struct tl_tensor *tensor, struct tl_device_fence **ret_fence,
+                                      struct tl_error *ret_error) TL_MUST_USE;
 /* Sets the fence that must be reached before the bytes are read or written; takes over the reference. NULL: none.
  * Before the tensor is shared. */
-struct tl_device_fence;
 void tl_tensor_set_fence(struct tl_tensor *tensor, struct tl_device_fence *fence);
 /* That fence, valid as long as the caller's reference to the tensor; NULL: none. An alias has that of its base, unless
  * it has one of its own. */

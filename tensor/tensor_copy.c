@@ -6,14 +6,21 @@
  * device the bytes travel in pieces through pinned blocks of the device: while the device copies from or to one block,
  * the calling thread copies from or to another. Between devices a tensor is one piece, which needs no block. Each piece
  * begins when the fences of both tensors are reached, so that the streams of the caller wait for nothing.
+ *
+ * A copy that nobody waits for is made by a thread of the library, which stands for the calling one. It posts the
+ * closure that calls `done` under the mutex of the copy, and the closure takes that mutex first: so whoever is told
+ * that the copy is over may end the loop.
  */
 #include <pthread.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/alloc.h"
+#include "base/closure_thread.h"
 #include "tensor/device.h"
 #include "tensor/tensor.h"
+#include "tensor/tensor_copy.h"
 
 #define PIECES 2
 
@@ -175,8 +182,8 @@ static enum tl_status copy_on_devices(struct transfer *transfer, struct tl_error
 
 /* -------------------------------------------------------------------------------------------------------- copy -- */
 
-static enum tl_status record_fence(const struct tl_tensor *tensor, struct tl_device_fence **ret_fence,
-                                   struct tl_error *ret_error)
+enum tl_status tl_tensor_record_fence(const struct tl_tensor *tensor, struct tl_device_fence **ret_fence,
+                                      struct tl_error *ret_error)
 {
     struct tl_device device = tl_tensor_device(tensor);
     if (device.kind == TL_DEVICE_HOST) return TL_OK;
@@ -184,15 +191,21 @@ static enum tl_status record_fence(const struct tl_tensor *tensor, struct tl_dev
 }
 
 /* At least one of them is on a device. */
+static void init_transfer(struct transfer *transfer, const struct tl_tensor *to, const struct tl_tensor *from)
+{
+    *transfer = (struct transfer){.to = to, .from = from, .size_bytes = tl_tensor_size_bytes(from)};
+    transfer->is_from_host = tl_tensor_device(from).kind == TL_DEVICE_HOST;
+    transfer->is_to_host = tl_tensor_device(to).kind == TL_DEVICE_HOST;
+    transfer->device = tl_tensor_device(transfer->is_to_host ? from : to);
+}
+
 static enum tl_status copy_with_device(const struct tl_tensor *to, const struct tl_tensor *from,
                                        struct tl_error *ret_error)
 {
-    struct transfer transfer = {.to = to, .from = from, .size_bytes = tl_tensor_size_bytes(from)};
-    transfer.is_from_host = tl_tensor_device(from).kind == TL_DEVICE_HOST;
-    transfer.is_to_host = tl_tensor_device(to).kind == TL_DEVICE_HOST;
-    transfer.device = tl_tensor_device(transfer.is_to_host ? from : to);
-    enum tl_status status = record_fence(from, &transfer.after[0], ret_error);
-    if (status == TL_OK) status = record_fence(to, &transfer.after[1], ret_error);
+    struct transfer transfer;
+    init_transfer(&transfer, to, from);
+    enum tl_status status = tl_tensor_record_fence(from, &transfer.after[0], ret_error);
+    if (status == TL_OK) status = tl_tensor_record_fence(to, &transfer.after[1], ret_error);
     if (status == TL_OK) status = copy_on_devices(&transfer, ret_error);
     tl_device_fence_put(transfer.after[0]);
     tl_device_fence_put(transfer.after[1]);
@@ -234,4 +247,77 @@ enum tl_status tl_tensor_copy(struct tl_tensor *to, const struct tl_tensor *from
         if (status == TL_OK) memcpy(tl_tensor_data(to), tl_tensor_data(from), tl_tensor_size_bytes(from));
     }
     return status == TL_OK ? tl_tensor_check(from, ret_error) : status;
+}
+
+/* --------------------------------------------------------------------------------------- copies without waiting -- */
+
+/* Makes the copies that nobody waits for. It is started with the first one and lives as long as the process. */
+static struct tl_closure_thread copy_thread;
+static pthread_once_t copy_thread_once = PTHREAD_ONCE_INIT;
+
+struct copying {
+    struct tl_copying_options options;
+    struct tl_closure closure; /* to the thread, and then to the loop */
+    pthread_mutex_t mutex;     /* held while the closure is posted to the loop */
+    struct tl_error result;
+};
+
+static void init_copy_thread(void)
+{
+    tl_closure_thread_init(&copy_thread, "tl-copy");
+}
+
+static void destroy_copying(struct copying *copying)
+{
+    tl_tensor_put(copying->options.to);
+    tl_tensor_put(copying->options.from);
+    TL_CHECK(pthread_mutex_destroy(&copying->mutex) == 0);
+    free(copying);
+}
+
+static void deliver(struct tl_closure *closure)
+{
+    struct copying *copying = TL_CONTAINER_OF(closure, struct copying, closure);
+    TL_CHECK(pthread_mutex_lock(&copying->mutex) == 0);
+    TL_CHECK(pthread_mutex_unlock(&copying->mutex) == 0);
+    copying->options.done(copying->options.context, &copying->result);
+    destroy_copying(copying);
+}
+
+static enum tl_status make(const struct tl_tensor *to, const struct tl_tensor *from, struct tl_error *ret_error)
+{
+    struct transfer transfer;
+    enum tl_status status = check(to, from, ret_error);
+    if (status != TL_OK || tl_tensor_size_bytes(from) == 0) return status;
+    init_transfer(&transfer, to, from);
+    status = copy_on_devices(&transfer, ret_error);
+    return status == TL_OK ? tl_tensor_check(from, ret_error) : status;
+}
+
+/* Thread: the one for copies. */
+static void run_copying(struct tl_closure *closure)
+{
+    struct copying *copying = TL_CONTAINER_OF(closure, struct copying, closure);
+    copying->result.code = make(copying->options.to, copying->options.from, &copying->result);
+    closure->run = deliver;
+    TL_CHECK(pthread_mutex_lock(&copying->mutex) == 0);
+    copying->options.post(copying->options.loop, closure);
+    TL_CHECK(pthread_mutex_unlock(&copying->mutex) == 0);
+}
+
+enum tl_status tl_copying_start(const struct tl_copying_options *options, struct tl_error *ret_error)
+{
+    TL_CHECK(pthread_once(&copy_thread_once, init_copy_thread) == 0);
+    enum tl_status status = tl_closure_thread_start(&copy_thread, ret_error);
+    if (status != TL_OK) return status;
+    struct copying *copying = tl_alloc_zeroed(sizeof(*copying));
+    if (!copying) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to copy a tensor");
+    copying->options = *options;
+    tl_tensor_get(options->to);
+    tl_tensor_get(options->from);
+    copying->closure.run = run_copying;
+    tl_list_init(&copying->closure.link);
+    TL_CHECK(pthread_mutex_init(&copying->mutex, NULL) == 0);
+    tl_closure_thread_post(&copy_thread, &copying->closure);
+    return TL_OK;
 }

@@ -8,8 +8,8 @@
  * own; the memory is given back - freed, or the release callback called - when the last one is put, on whichever
  * thread that happens.
  *
- * Elements lie in the memory of the host or of a device (docs/gpu.md). What device memory holds is read and written by
- * tl_tensor_copy alone: this version sends, publishes and receives host tensors only.
+ * Elements lie in the memory of the host or of a device (docs/gpu.md). A tensor on a device is sent, published and
+ * received like any other, but only its own program or tl_tensor_copy may touch its elements.
  *
  * Elements lie in row-major order without gaps, little-endian. Types smaller than a byte are packed, first element in
  * the low bits, and the last byte is padded with zero bits.

@@ -178,7 +178,7 @@ TL_API size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions
 /* How to receive. Zeroed means: wait for the default time-out, no checksum, memory of the library. */
 struct tl_recv_options {
     size_t size_bytes;             /* sizeof(struct tl_recv_options) */
-    struct tl_tensor *destination; /* receive into this host tensor; NULL: a new one. Undefined contents on failure */
+    struct tl_tensor *destination; /* receive into this tensor; NULL: a new one. Undefined contents on failure */
     bool wants_checksum;           /* verify all bytes end to end */
     bool may_map; /* the program only reads the tensor, which may then be a file of the peer's, mapped read-only. It is
                      when both are on one host, the peer allows it, and no checksum is wanted; the completion's path
@@ -190,9 +190,10 @@ struct tl_recv_options {
 
 /* Offers a tensor to one receiver of (key, step), which may ask before or after. The memory is read, not copied: its
  * contents must not change until the completion. The operation completes when the receiver has acknowledged the whole
- * tensor.
- * Errors of the call: TL_INVALID_ARGUMENT: the key. TL_UNIMPLEMENTED: a device tensor. TL_RESOURCE_EXHAUSTED: no
- * memory. Errors of the completion: TL_ALREADY_EXISTS: (key, step) is already offered here. TL_RESOURCE_EXHAUSTED: the
+ * tensor. What the stream of a device tensor holds at the time of the call comes before it is read.
+ * Errors of the call: TL_INVALID_ARGUMENT: the key, or a stream that is not one of the device. TL_FAILED_PRECONDITION:
+ * the stream is being captured into a graph, or as tl_tensor_create_on. TL_RESOURCE_EXHAUSTED: no memory. Errors of the
+ * completion: TL_ALREADY_EXISTS: (key, step) is already offered here. TL_RESOURCE_EXHAUSTED: the
  * worker holds as many bytes as the configuration allows. TL_DEADLINE_EXCEEDED: no receiver came in time. TL_CANCELLED:
  * tl_cancel, close, or the step ended. The status of tl_worker_abort_step.
  * Ownership: the worker takes a reference of its own, and the completion comes only after the last one is put. */
@@ -202,11 +203,13 @@ TL_API enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_
 
 /* Receives from a peer what it offers as (key, step), or what it has published as key with a version of at least step,
  * whichever is there first. The completion carries the tensor. A connection that breaks is no error: the same request
- * is made again until the deadline.
+ * is made again until the deadline. What the stream of a destination on a device holds at the time of the call comes
+ * before it is written; when the completion comes, the bytes are visible to everything that is launched afterwards. A
+ * tensor of this worker itself comes by reference when it lies where it is wanted, else as a copy.
  * Errors of the call: TL_INVALID_ARGUMENT: the key, size_bytes, a destination that is read-only, a destination or a
  * device with may_map, or a destination that is not on the device. TL_UNIMPLEMENTED: an option that this version does
- * not know (tensorlane.h), or a destination on a device. TL_NOT_FOUND: no such peer. With a device also those of
- * tl_tensor_create_on.
+ * not know (tensorlane.h). TL_NOT_FOUND: no such peer. With a device, or a destination on one, also those of
+ * tl_tensor_create_on and of the stream (tl_send).
  * Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer. TL_CANCELLED: tl_cancel or close.
  * TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape). TL_DATA_LOSS: the checksum does not
  * match, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait at the peer, or there is no memory
@@ -229,8 +232,8 @@ TL_API enum tl_status tl_cancel(struct tl_worker *worker, tl_op_id op) TL_MUST_U
 
 /* Publishes a tensor under a key, with step as its version, replacing what was published under it; transfers that run
  * finish with the old bytes. The contents must not change until the tensor is replaced or withdrawn and its memory
- * released. Errors: TL_INVALID_ARGUMENT: the key. TL_UNIMPLEMENTED: a device tensor. TL_RESOURCE_EXHAUSTED: no memory.
- * Ownership: the worker takes a reference. */
+ * released. Errors: TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory. For a
+ * device tensor, whose stream comes first, those of tl_send. Ownership: the worker takes a reference. */
 TL_API enum tl_status tl_publish(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
                                  struct tl_error *ret_error) TL_MUST_USE;
 

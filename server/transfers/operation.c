@@ -117,9 +117,15 @@ static void deadline_over(struct tl_timer *timer)
     char waited[32];
     tl_text_format_duration(tl_clock_now_ns() - op->submitted_ns, waited, sizeof(waited));
     struct tl_error error;
+    struct tl_device device;
     if (op->kind == TL_OP_SEND) {
         tl_error_set(&error, TL_DEADLINE_EXCEEDED, "%s of step %" PRIu64 " was not received within %s", op->key,
                      op->step, waited);
+    } else if (tl_op_receive_finds_stream(op, &device)) {
+        char where[TL_DEVICE_TEXT_BYTES];
+        tl_error_set(&error, TL_DEADLINE_EXCEEDED,
+                     "%s of step %" PRIu64 " waited for %s: a stream on %s has not done what comes before", op->key,
+                     op->step, waited, tl_device_format(device, where));
     } else {
         char state[TL_ERROR_MESSAGE_BYTES];
         tl_peer_format_state(op->receive.peer, state, sizeof(state));

@@ -7,6 +7,9 @@
 #include "server/progress/completion_queue.h"
 #include "server/worker_internal.h"
 #include "tensor/allocation.h"
+#include "tensor/delivery.h"
+#include "tensor/device.h"
+#include "tensor/piece.h"
 
 /*
  *   a send:     NEW --start--> RUNNING --over--> LINGERING --memory free--> COMPLETE
@@ -16,12 +19,17 @@
  *                        broken|  |retry
  *                              v  |
  *                            RETRYING
+ *
+ *     from or to a device:     RUNNING --fenced--> FENCED --reached--> RUNNING
+ *                              RUNNING --apart--> DELIVERING --arrived, failed--> COMPLETE
  */
 enum op_state {
     OP_NEVER,      /* no state */
     OP_NEW,        /* waits for the loop's owner to take the closure */
     OP_RUNNING,    /* waits for the table, the peer or the transport */
     OP_RETRYING,   /* receive: waits for the retry timer */
+    OP_FENCED,     /* receive: waits for the stream of its destination, and has not asked yet */
+    OP_DELIVERING, /* receive: has a value of this worker; waits for its stream, for memory of a device or for a copy */
     OP_CANCELLING, /* receive: has its error; waits for the transport, or the table, to let go of the memory */
     OP_LINGERING,  /* send: has its result; waits for the last reader of the memory */
     OP_COMPLETE,   /* waits for the reader of the completion */
@@ -43,6 +51,10 @@ enum op_event {
     OP_EVENT_BROKEN,   /* the connection broke, with this error; another attempt may succeed */
     OP_EVENT_REROUTED, /* the data connection has turned the request away, with this error; the link may carry it */
     OP_EVENT_RETRY,    /* the pause is over */
+    OP_EVENT_FENCED,   /* what the stream of the destination holds comes first */
+    OP_EVENT_REACHED,  /* that has been done */
+    OP_EVENT_APART,    /* the value of this worker, or its destination, lies on a device */
+    OP_EVENT_TAKEN,    /* the value of this worker was taken back */
     OP_EVENT_CANCEL,   /* the receive ends, for this reason, when its memory is let go of */
     OP_EVENTS,
 };
@@ -103,6 +115,9 @@ struct op_receive {
     const struct tl_error *answer_status; /* the status that answer_closure carries; kept */
     struct tl_offer offer;                /* what the table has answered with TL_OK */
     struct tl_tensor *destination;        /* the caller's, NULL: a new one */
+    struct tl_device_fence *fence;        /* comes before the destination is written; NULL: none, or not any more */
+    struct tl_piece *stream_wait;         /* waits for the fence; NULL: not in OP_FENCED */
+    struct tl_delivery *delivery;         /* NULL: not in OP_DELIVERING */
     struct tl_device device;              /* where a new one lies */
     struct tl_allocation *allocation;     /* of a new one on a device, under way; NULL: none */
     struct tl_tensor *allocated;          /* what it has brought, and the fetch has not taken; NULL: nothing */
@@ -168,6 +183,8 @@ enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, c
 void tl_op_receive_discard(struct tl_op *op);
 /* Frees what a receive holds besides its result. */
 void tl_op_receive_fini(struct tl_op *op);
+/* Returns whether the receive waits for a stream of the program, and the device of that stream. */
+bool tl_op_receive_finds_stream(const struct tl_op *op, struct tl_device *ret_device);
 /* Ends a receive that runs. Returns false when it is past that, and completes by itself. */
 bool tl_op_receive_end(struct tl_op *op, const struct tl_error *error);
 

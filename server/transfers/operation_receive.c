@@ -248,36 +248,141 @@ static void arrive(struct tl_op *op, struct tl_tensor *tensor, uint64_t step, en
 
 static void self_receive(struct tl_op *op);
 
-/* Takes a value of this worker itself: by reference, or as a copy in the caller's destination. */
-static void take_offer(struct tl_op *op, const struct tl_error *unused)
+static void ask_for_another(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
-    struct op_receive *receive = &op->receive;
+    self_receive(op);
+}
+
+/* The value of this worker cannot be had after all; it is offered again. */
+static void lose_offer(struct tl_op *op, const struct tl_error *error)
+{
+    struct tl_request_id id = op->receive.receiver.id;
     struct tl_rendezvous *table = op->worker->table;
-    struct tl_request_id id = receive->receiver.id;
-    struct tl_tensor *tensor = receive->offer.tensor;
+    tl_tensor_put(op->receive.offer.tensor);
+    tl_rendezvous_release(table, &id);
+    tl_op_handle(op, OP_EVENT_FAILED, error);
+}
+
+/* Completes with a tensor in place of the value of this worker. */
+static void arrive_from_self(struct tl_op *op, struct tl_tensor *tensor)
+{
+    struct tl_request_id id = op->receive.receiver.id;
+    struct tl_rendezvous *table = op->worker->table;
+    arrive(op, tensor, op->receive.offer.step, TL_PATH_SELF, op->receive.wants_checksum);
+    tl_rendezvous_acknowledge(table, &id);
+}
+
+/* Completes with the value itself. */
+static void take_by_reference(struct tl_op *op)
+{
+    struct tl_tensor *tensor = op->receive.offer.tensor;
     struct tl_error error;
     enum tl_status problem = TL_OK;
-    if (receive->destination != NULL) {
-        problem = self_copy(op, &tensor, &error);
-    } else if (receive->offer.is_one_shot) {
-        struct tl_sender *sender = tl_rendezvous_reserved_sender(table, &id);
+    if (op->receive.offer.is_one_shot) {
+        struct tl_sender *sender = tl_rendezvous_reserved_sender(op->worker->table, &op->receive.receiver.id);
         if (sender == NULL) {
             /* The value was taken back before the receive looked at it, so the receive asks for another. */
             tl_tensor_put(tensor);
-            self_receive(op);
+            tl_op_handle(op, OP_EVENT_TAKEN, NULL);
             return;
         }
         problem = self_borrow(op->worker, sender, &tensor, &error);
     }
-    if (problem != TL_OK) {
-        tl_tensor_put(tensor);
-        tl_rendezvous_release(table, &id);
-        tl_op_handle(op, OP_EVENT_FAILED, &error);
+    if (problem == TL_OK) {
+        arrive_from_self(op, tensor);
+    } else {
+        lose_offer(op, &error);
+    }
+}
+
+/* Whether the value of this worker is not taken on the spot: it, or where it is wanted, is a device. */
+static bool is_apart(const struct tl_op *op)
+{
+    const struct tl_tensor *tensor = op->receive.offer.tensor;
+    return tl_tensor_is_on_device(tensor) || device_for(op, tl_tensor_meta_data(tensor)).kind != TL_DEVICE_HOST;
+}
+
+/* Takes a value of this worker itself: by reference, or as a copy in the caller's destination. */
+static void take_offer(struct tl_op *op, const struct tl_error *unused)
+{
+    (void)unused;
+    struct tl_error error;
+    struct tl_tensor *tensor = op->receive.offer.tensor;
+    if (is_apart(op)) {
+        tl_op_handle(op, OP_EVENT_APART, NULL);
+    } else if (op->receive.destination == NULL) {
+        take_by_reference(op);
+    } else if (self_copy(op, &tensor, &error) == TL_OK) {
+        arrive_from_self(op, tensor);
+    } else {
+        lose_offer(op, &error);
+    }
+}
+
+static void delivered(void *context, struct tl_tensor *tensor, const struct tl_error *status)
+{
+    struct tl_op *op = context;
+    struct tl_tensor *value = op->receive.offer.tensor;
+    struct tl_error error = *status;
+    op->receive.delivery = NULL;
+    if (error.code != TL_OK) {
+        tl_error_prefix(&error, "tensor '%s': ", op->key);
+        lose_offer(op, &error);
         return;
     }
-    arrive(op, tensor, receive->offer.step, TL_PATH_SELF, receive->wants_checksum);
-    tl_rendezvous_acknowledge(table, &id);
+    tl_tensor_put(value); /* one of two references to it, or the only one */
+    if (tensor == value) {
+        take_by_reference(op);
+    } else {
+        arrive_from_self(op, tensor);
+    }
+}
+
+/* Brings the value of this worker to where it is wanted. */
+static void deliver(struct tl_op *op, const struct tl_error *unused)
+{
+    (void)unused;
+    struct op_receive *receive = &op->receive;
+    const struct tl_meta_data *meta_data = tl_tensor_meta_data(receive->offer.tensor);
+    const struct tl_delivery_options options = {.value = receive->offer.tensor,
+                                                .destination = receive->destination,
+                                                .device = device_for(op, meta_data),
+                                                .post = post_to_progress,
+                                                .loop = &op->worker->progress,
+                                                .done = delivered,
+                                                .context = op};
+    struct tl_error error;
+    if (receive->destination != NULL && check_destination(op, meta_data, &error) != TL_OK) {
+        lose_offer(op, &error);
+    } else if (!tl_delivery_start(&options, &receive->delivery)) {
+        lose_offer(op, &op_out_of_memory);
+    }
+}
+
+/* The stream of the destination has come far enough, or never will. */
+static void stream_reached(void *context, struct tl_piece *piece, const struct tl_error *status)
+{
+    struct tl_op *op = context;
+    op->receive.stream_wait = NULL;
+    tl_op_handle(op, status->code == TL_OK ? OP_EVENT_REACHED : OP_EVENT_FAILED, status);
+    tl_piece_put(piece);
+}
+
+static void wait_for_stream(struct tl_op *op, const struct tl_error *unused)
+{
+    (void)unused;
+    struct op_receive *receive = &op->receive;
+    const struct tl_piece_options options = {.tensor = receive->destination,
+                                             .after = receive->fence,
+                                             .post = post_to_progress,
+                                             .loop = &op->worker->progress,
+                                             .notify = stream_reached,
+                                             .context = op};
+    receive->stream_wait = tl_piece_read(&options);
+    tl_device_fence_put(receive->fence);
+    receive->fence = NULL;
+    if (receive->stream_wait == NULL) tl_op_handle(op, OP_EVENT_FAILED, &op_out_of_memory);
 }
 
 /* The answer was on its way when the receive ended: its value is offered again. */
@@ -308,8 +413,13 @@ static void start(struct tl_op *op, const struct tl_error *unused)
     (void)unused;
     struct tl_worker *worker = op->worker;
     struct op_receive *receive = &op->receive;
-    struct tl_request_id id = {.incarnation = worker->self.incarnation, .number = ++worker->operations.next_request};
+    struct tl_request_id id = {.incarnation = worker->self.incarnation};
     struct tl_error error;
+    if (receive->fence != NULL) {
+        tl_op_handle(op, OP_EVENT_FENCED, NULL);
+        return;
+    }
+    id.number = ++worker->operations.next_request;
     if (tl_peer_is_self(receive->peer)) {
         receive->receiver = (struct tl_receiver){.id = id, .key = op->key, .step = op->step};
         self_receive(op);
@@ -342,6 +452,19 @@ static const struct op_transition receive_transitions[OP_STATES][OP_EVENTS] = {
         [OP_EVENT_FAILED] = {OP_COMPLETE, fail},
         [OP_EVENT_BROKEN] = {OP_RETRYING, retry_later},
         [OP_EVENT_REROUTED] = {OP_RUNNING, ask_on_link},
+        [OP_EVENT_FENCED] = {OP_FENCED, wait_for_stream},
+        [OP_EVENT_APART] = {OP_DELIVERING, deliver},
+        [OP_EVENT_TAKEN] = {OP_RUNNING, ask_for_another},
+        [OP_EVENT_CANCEL] = {OP_CANCELLING, set_error},
+    },
+    [OP_FENCED] = {
+        [OP_EVENT_FAILED] = {OP_COMPLETE, fail},
+        [OP_EVENT_REACHED] = {OP_RUNNING, start},
+    },
+    [OP_DELIVERING] = {
+        [OP_EVENT_ARRIVED] = {OP_COMPLETE, succeed},
+        [OP_EVENT_FAILED] = {OP_COMPLETE, fail},
+        [OP_EVENT_TAKEN] = {OP_RUNNING, ask_for_another},
         [OP_EVENT_CANCEL] = {OP_CANCELLING, set_error},
     },
     [OP_RETRYING] = {
@@ -424,10 +547,32 @@ static void self_receive(struct tl_op *op)
     tl_rendezvous_receive(op->worker->table, &op->receive.receiver);
 }
 
+bool tl_op_receive_finds_stream(const struct tl_op *op, struct tl_device *ret_device)
+{
+    const struct op_receive *receive = &op->receive;
+    if (op->state == OP_FENCED) {
+        *ret_device = tl_tensor_device(receive->destination);
+        return true;
+    }
+    if (op->state != OP_DELIVERING || !tl_delivery_is_fenced(receive->delivery)) return false;
+    *ret_device = tl_tensor_device(receive->offer.tensor);
+    return true;
+}
+
 bool tl_op_receive_end(struct tl_op *op, const struct tl_error *error)
 {
     bool is_over = op->state == OP_RETRYING;
-    if (op->state == OP_RUNNING && tl_peer_is_self(op->receive.peer)) {
+    if (op->state == OP_FENCED) {
+        tl_piece_put(op->receive.stream_wait);
+        op->receive.stream_wait = NULL;
+        is_over = true;
+    } else if (op->state == OP_DELIVERING) {
+        if (tl_delivery_stop(op->receive.delivery)) {
+            op->receive.delivery = NULL;
+            lose_offer(op, error);
+            return true;
+        }
+    } else if (op->state == OP_RUNNING && tl_peer_is_self(op->receive.peer)) {
         is_over = tl_rendezvous_cancel(op->worker->table, &op->receive.receiver);
     } else if (op->state == OP_RUNNING) {
         is_over = tl_peer_cancel(&op->receive.request);
@@ -478,17 +623,18 @@ enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, c
     if (destination != NULL && options.may_map) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%.64s cannot be mapped into a destination", key);
     }
+    struct tl_device_fence *fence = NULL;
     status = check_device(key, &options, ret_error);
-    if (status == TL_OK && options.device.kind != TL_DEVICE_HOST && tl_peer_is_self(from)) {
-        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%.64s cannot be received from this worker itself on a device",
-                            key);
-    }
-    if (status == TL_OK && destination != NULL) status = tl_tensor_check_on_host(destination, "tl_recv", ret_error);
+    if (status == TL_OK && destination != NULL) status = tl_tensor_record_fence(destination, &fence, ret_error);
     if (status != TL_OK) return status;
     struct tl_op *op;
     status = tl_op_create(worker, TL_OP_RECV, receive_transitions, key, step, timeout_ns, &op, ret_error);
-    if (status != TL_OK) return status;
+    if (status != TL_OK) {
+        tl_device_fence_put(fence);
+        return status;
+    }
     struct op_receive *receive = &op->receive;
+    receive->fence = fence;
     receive->peer = from;
     receive->destination = destination != NULL ? tl_tensor_get(destination) : NULL;
     receive->wants_checksum = worker->settings.checksum || options.wants_checksum;
@@ -505,6 +651,7 @@ enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, c
 void tl_op_receive_fini(struct tl_op *op)
 {
     drop_allocation(&op->receive);
+    tl_device_fence_put(op->receive.fence);
     tl_tensor_put(op->receive.destination);
     tl_fetch_fini(&op->receive.request.fetch);
 }

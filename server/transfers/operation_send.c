@@ -156,10 +156,14 @@ enum tl_status tl_op_send_create(struct tl_worker *worker, const char *key, uint
                                  int64_t timeout_ns, struct tl_op **ret_op, struct tl_error *ret_error)
 {
     struct tl_op *op;
-    enum tl_status status = tl_tensor_check_on_host(tensor, "tl_send", ret_error);
+    struct tl_device_fence *fence = NULL;
+    enum tl_status status = tl_tensor_record_fence(tensor, &fence, ret_error);
     if (status != TL_OK) return status;
     status = tl_op_create(worker, TL_OP_SEND, send_transitions, key, step, timeout_ns, &op, ret_error);
-    if (status != TL_OK) return status;
+    if (status != TL_OK) {
+        tl_device_fence_put(fence);
+        return status;
+    }
     op->send.sender.over = sender_over;
     op->send.released_closure.run = release_came;
     op->send.over_closure.run = over_came;
@@ -168,9 +172,11 @@ enum tl_status tl_op_send_create(struct tl_worker *worker, const char *key, uint
     op->result.step = step;
     status = tl_tensor_create_alias(tensor, alias_released, op, &op->send.alias, ret_error);
     if (status != TL_OK) {
+        tl_device_fence_put(fence);
         tl_op_free(op);
         return status;
     }
+    if (fence != NULL) tl_tensor_set_fence(op->send.alias, fence);
     *ret_op = op;
     return TL_OK;
 }

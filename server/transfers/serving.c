@@ -53,7 +53,7 @@ static void settle(struct tl_serving *serving, const struct tl_request_id *id, e
 
 static bool is_on_device(const struct tl_tensor *tensor)
 {
-    return tl_tensor_device(tensor).kind != TL_DEVICE_HOST && tl_tensor_size_bytes(tensor) > 0;
+    return tl_tensor_is_on_device(tensor) && tl_tensor_size_bytes(tensor) > 0;
 }
 
 /* Answers with a value that lies on a device to a transport that cannot send it. Over a data connection the asker is

@@ -204,26 +204,218 @@ START_TEST(into_a_destination)
 }
 END_TEST
 
-static void expect_refused(enum tl_status status, const char *what)
+/* ----------------------------------------------------------------------------------------------------- devices -- */
+
+static const struct tl_device *const places[] = {&host, &gpu0, &gpu1};
+/* Several pinned blocks, and the last one in part. */
+#define DEVICE_BYTES (5 * 1024 * 1024 + 3)
+
+static struct tl_completion receive_from_itself(struct tl_device device, struct tl_tensor *destination)
 {
-    ck_assert_int_eq(status, TL_UNIMPLEMENTED);
-    ck_assert_msg(strstr(error.message, what) != NULL && strstr(error.message, "gpu:0") != NULL, "%s", error.message);
+    const struct tl_recv_options options = {
+        .size_bytes = sizeof(options), .device = device, .destination = destination};
+    struct tl_completion completion;
+    enum tl_status status = tl_recv_wait(cluster.workers[0], cluster_peer(cluster.workers[0], 0), "t", 0, &options,
+                                         CLUSTER_LONG, &completion, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    ck_assert_int_eq(completion.path, TL_PATH_SELF);
+    return completion;
 }
 
-START_TEST(tensors_on_devices_are_refused)
+/* From each place to each place: a value that was sent or published, to a new tensor or a destination. */
+START_TEST(within_one_worker)
+{
+    struct tl_device from = *places[_i / 3], to = *places[_i % 3];
+    setup_cuda();
+    for (unsigned kind = 0; kind < 4; kind++) {
+        struct tl_tensor *tensor = bytes_on(from, DEVICE_BYTES);
+        struct tl_tensor *destination = kind % 2 == 0 ? NULL : bytes_on(to, DEVICE_BYTES);
+        fill(tensor, kind);
+        if (kind < 2) {
+            cluster_send(cluster.workers[0], "t", 0, tensor, cq);
+        } else {
+            cluster_publish(cluster.workers[0], "t", 0, tensor);
+        }
+        struct tl_completion completion = receive_from_itself(to, destination);
+        ck_assert(is_filled(completion.tensor, kind));
+        ck_assert_int_eq(tl_tensor_device(completion.tensor).kind, to.kind);
+        ck_assert_int_eq(tl_tensor_device(completion.tensor).index, to.index);
+        ck_assert_uint_eq(completion.bytes, DEVICE_BYTES);
+        if (destination != NULL) ck_assert_ptr_eq(completion.tensor, destination);
+        tl_tensor_put(completion.tensor);
+        if (kind < 2) {
+            cluster_expect(cq, TL_OK);
+        } else {
+            ck_assert_int_eq(tl_withdraw(cluster.workers[0], "t", &error), TL_OK);
+        }
+        tl_tensor_put(destination);
+        ck_assert(!tl_tensor_is_shared(tensor));
+        tl_tensor_put(tensor);
+    }
+}
+END_TEST
+
+/* The same from one worker to another, with checksum. */
+START_TEST(between_two_workers)
+{
+    struct tl_device from = *places[_i / 3], to = *places[_i % 3];
+    setup_cuda();
+    for (unsigned kind = 0; kind < 4; kind++) {
+        struct tl_tensor *tensor = bytes_on(from, DEVICE_BYTES);
+        struct tl_recv_options options = {.size_bytes = sizeof(options), .wants_checksum = true, .device = to};
+        if (kind % 2 == 1) options.destination = bytes_on(to, DEVICE_BYTES);
+        fill(tensor, kind);
+        if (kind < 2) {
+            cluster_send(cluster.workers[0], "t", 0, tensor, cq);
+        } else {
+            cluster_publish(cluster.workers[0], "t", 0, tensor);
+        }
+        struct tl_completion completion;
+        enum tl_status status = tl_recv_wait(cluster.workers[1], cluster_peer(cluster.workers[1], 0), "t", 0, &options,
+                                             CLUSTER_LONG, &completion, &error);
+        ck_assert_msg(status == TL_OK, "%s", error.message);
+        ck_assert(completion.is_verified && is_filled(completion.tensor, kind));
+        ck_assert_int_eq(tl_tensor_device(completion.tensor).kind, to.kind);
+        ck_assert_int_eq(tl_tensor_device(completion.tensor).index, to.index);
+        ck_assert_int_eq(completion.path, TL_PATH_GRPC);
+        if (to.kind != TL_DEVICE_HOST) ck_assert(strstr(completion.path_reason, "the destination is on gpu:") != NULL);
+        tl_tensor_put(completion.tensor);
+        if (kind < 2) {
+            cluster_expect(cq, TL_OK);
+        } else {
+            ck_assert_int_eq(tl_withdraw(cluster.workers[0], "t", &error), TL_OK);
+        }
+        tl_tensor_put(options.destination);
+        tl_tensor_put(tensor);
+    }
+}
+END_TEST
+
+static void fill_late(void *context)
+{
+    fill(context, 9);
+}
+
+/* A tensor whose stream fills it, once it is let go. */
+static struct tl_tensor *filled_late(void **ret_stream)
+{
+    struct tl_tensor *tensor = bytes_on(gpu0, 1000);
+    *ret_stream = cuda->create_stream(0, false);
+    tl_tensor_set_stream(tensor, (tl_stream)*ret_stream);
+    cuda->hold(*ret_stream, true);
+    cuda->launch(*ret_stream, fill_late, tensor);
+    return tensor;
+}
+
+static tl_op_id begin_receive(struct tl_device device, struct tl_tensor *destination, int64_t timeout_ns)
+{
+    const struct tl_recv_options options = {
+        .size_bytes = sizeof(options), .device = device, .destination = destination};
+    tl_op_id op;
+    enum tl_status status = tl_recv(cluster.workers[0], cluster_peer(cluster.workers[0], 0), "t", 0, &options,
+                                    timeout_ns, cq, NULL, &op, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    return op;
+}
+
+/* By reference and as a copy: what was in the stream comes first, while others are served. */
+START_TEST(after_what_the_stream_holds)
+{
+    void *stream;
+    setup_cuda();
+    struct tl_tensor *tensor = filled_late(&stream);
+    cluster_publish(cluster.workers[0], "t", 0, tensor);
+    begin_receive(_i == 0 ? gpu0 : host, NULL, CLUSTER_LONG);
+    expect_moved(create(TL_U8, 1, (const uint64_t[]){100000}), TL_PATH_GRPC);
+    ck_assert(cluster_is_quiet(cq));
+    cuda->hold(stream, false);
+    struct tl_completion completion = cluster_next(cq);
+    ck_assert_int_eq(completion.status.code, TL_OK);
+    ck_assert(is_filled(completion.tensor, 9));
+    tl_tensor_put(completion.tensor);
+    ck_assert_int_eq(tl_withdraw(cluster.workers[0], "t", &error), TL_OK);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+/* A receive that waits for a stream, of the value or of the destination, ends by a cancel, its deadline or a close. */
+START_TEST(ended_while_a_stream_is_held)
+{
+    void *stream;
+    setup_cuda();
+    struct tl_tensor *tensor = filled_late(&stream), *other = bytes_on(host, 1000);
+    bool is_destination = _i % 2 == 1;
+    cluster_publish(cluster.workers[0], "t", 0, is_destination ? other : tensor);
+    tl_op_id op =
+        begin_receive(host, is_destination ? tensor : other, _i / 2 == 1 ? CLUSTER_SECOND / 20 : CLUSTER_LONG);
+    if (_i / 2 == 0) ck_assert_int_eq(tl_cancel(cluster.workers[0], op), TL_OK);
+    if (_i / 2 == 2) cluster_close(&cluster, 0);
+    cluster_expect(cq, _i / 2 == 1 ? TL_DEADLINE_EXCEEDED : TL_CANCELLED);
+    cuda->hold(stream, false);
+    if (_i / 2 < 2) ck_assert_int_eq(tl_withdraw(cluster.workers[0], "t", &error), TL_OK);
+    tl_tensor_put(tensor);
+    tl_tensor_put(other);
+    ck_assert_uint_eq(device_allocations_at_last(), 0);
+}
+END_TEST
+
+/* The worker that closes while a copy runs waits for it. */
+START_TEST(closed_while_a_copy_runs)
 {
     setup_cuda();
-    struct tl_worker *worker = cluster.workers[0];
-    struct tl_tensor *tensor = bytes_on(gpu0, 100);
-    const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = tensor};
-    tl_peer_id peer = cluster_peer(worker, 1);
+    struct tl_tensor *tensor = bytes_on(gpu0, 1000), *destination = bytes_on(gpu1, 1000);
+    fill(tensor, 2);
+    tl_tensor_set_stream(tensor, TL_STREAM_NONE);
+    tl_tensor_set_stream(destination, TL_STREAM_NONE);
+    cluster_publish(cluster.workers[0], "t", 0, tensor);
+    begin_receive(host, destination, CLUSTER_LONG);
+    cluster_close(&cluster, 0);
+    struct tl_completion completion = cluster_next(cq);
+    ck_assert(completion.status.code == TL_CANCELLED || is_filled(destination, 2));
+    tl_tensor_put(completion.tensor);
+    tl_tensor_put(destination);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+START_TEST(strings_and_dead_tensors_stay_on_the_host)
+{
+    const struct tl_string items[] = {{"abc", 3}};
+    struct tl_tensor *dead_tensor, *tensor = strings(0, NULL, items);
+    setup_cuda();
+    ck_assert_int_eq(tl_tensor_create_dead(&dead_tensor, &error), TL_OK);
+    cluster_publish(cluster.workers[0], "t", 0, _i == 0 ? tensor : dead_tensor);
+    struct tl_recv_options options = {.size_bytes = sizeof(options), .device = gpu0};
     struct tl_completion completion;
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_int_eq(tl_recv_wait(cluster.workers[i], cluster_peer(cluster.workers[i], 0), "t", 0, &options,
+                                      CLUSTER_LONG, &completion, &error),
+                         TL_OK);
+        ck_assert_int_eq(tl_tensor_device(completion.tensor).kind, TL_DEVICE_HOST);
+        expect_same(completion.tensor, _i == 0 ? tensor : dead_tensor);
+        tl_tensor_put(completion.tensor);
+    }
+    tl_tensor_put(tensor);
+    tl_tensor_put(dead_tensor);
+}
+END_TEST
+
+/* The stream that is meant is that of the thread that calls, and it must not be captured. */
+START_TEST(captured_streams_are_refused)
+{
+    setup_cuda();
+    struct tl_tensor *tensor = bytes_on(gpu0, 100);
+    void *stream = cuda->create_stream(0, true);
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = tensor};
+    tl_tensor_set_stream(tensor, (tl_stream)stream);
+    cuda->begin_capture(stream);
+    struct tl_worker *worker = cluster.workers[0];
     tl_op_id op;
-    expect_refused(tl_send(worker, "t", 0, tensor, CLUSTER_LONG, cq, NULL, &op, &error), "tl_send");
-    expect_refused(tl_send_wait(worker, "t", 0, tensor, CLUSTER_LONG, &error), "tl_send");
-    expect_refused(tl_publish(worker, "t", 0, tensor, &error), "tl_publish");
-    expect_refused(tl_recv(worker, peer, "t", 0, &options, CLUSTER_LONG, cq, NULL, &op, &error), "tl_recv");
-    expect_refused(tl_recv_wait(worker, peer, "t", 0, &options, CLUSTER_LONG, &completion, &error), "tl_recv");
+    ck_assert_int_eq(tl_send(worker, "t", 0, tensor, CLUSTER_LONG, cq, NULL, &op, &error), TL_FAILED_PRECONDITION);
+    ck_assert_int_eq(tl_publish(worker, "t", 0, tensor, &error), TL_FAILED_PRECONDITION);
+    ck_assert_int_eq(tl_recv(worker, cluster_peer(worker, 1), "t", 0, &options, CLUSTER_LONG, cq, NULL, &op, &error),
+                     TL_FAILED_PRECONDITION);
+    ck_assert(cuda->end_capture(stream));
     ck_assert(cluster_is_quiet(cq));
     tl_tensor_put(tensor);
 }
@@ -402,7 +594,13 @@ int main(void)
     tcase_add_test(pair, string_tensors_without_bytes);
     tcase_add_test(pair, many_strings);
     tcase_add_test(pair, into_a_destination);
-    tcase_add_test(pair, tensors_on_devices_are_refused);
+    tcase_add_loop_test(pair, within_one_worker, 0, 9);
+    tcase_add_loop_test(pair, between_two_workers, 0, 9);
+    tcase_add_loop_test(pair, after_what_the_stream_holds, 0, 2);
+    tcase_add_loop_test(pair, ended_while_a_stream_is_held, 0, 6);
+    tcase_add_test(pair, closed_while_a_copy_runs);
+    tcase_add_loop_test(pair, strings_and_dead_tensors_stay_on_the_host, 0, 2);
+    tcase_add_test(pair, captured_streams_are_refused);
     tcase_add_test(pair, into_a_part_of_wrapped_memory);
     tcase_add_test(pair, that_does_not_fit_stays_where_it_is);
     tcase_add_test(pair, read_only_destination_is_refused);

@@ -217,6 +217,235 @@ START_TEST(strings_and_dead_tensors_lie_on_the_host)
 }
 END_TEST
 
+/* ------------------------------------------------------------------------------------------------ the stream -- */
+
+static struct tl_tensor *behind_work(void **ret_stream)
+{
+    struct tl_tensor *on_gpu = bytes_on(gpu0, 4);
+    fill(on_gpu, 3);
+    *ret_stream = cuda->create_stream(0, false);
+    cuda->hold(*ret_stream, true);
+    tl_tensor_set_stream(on_gpu, (tl_stream)*ret_stream);
+    return on_gpu;
+}
+
+/* The peer is asked when what the stream of the destination holds has been done. */
+START_TEST(destination_behind_a_stream)
+{
+    void *stream;
+    struct tl_tensor *destination = behind_work(&stream);
+    create_receive_on(gpu0, destination);
+    op_start(&op->closure);
+    ck_assert_int_eq(op->state, OP_FENCED);
+    check_calls("");
+    cuda->hold(stream, false);
+    run_posted();
+    check_calls("fetch");
+    ck_assert_int_eq(op->state, OP_RUNNING);
+    ck_assert_int_eq(place(&four_bytes, &(struct tl_tensor *){NULL}), TL_UNIMPLEMENTED);
+    fetch_ends(TL_UNIMPLEMENTED, "no");
+    check_calls("give_up complete: no");
+    tl_tensor_put(destination);
+}
+END_TEST
+
+START_TEST(destination_whose_stream_has_nothing_to_wait_for)
+{
+    struct tl_tensor *destination = bytes_on(gpu0, 4);
+    tl_tensor_set_stream(destination, TL_STREAM_NONE);
+    create_receive_on(gpu0, destination);
+    op_start(&op->closure);
+    check_calls("fetch");
+    can_cancel = true;
+    ck_assert(tl_op_receive_end(op, &why));
+    check_calls("give_up complete: why");
+    tl_tensor_put(destination);
+}
+END_TEST
+
+START_TEST(receive_that_ends_behind_a_stream)
+{
+    void *stream;
+    struct tl_tensor *destination = behind_work(&stream);
+    create_receive_on(gpu0, destination);
+    op_start(&op->closure);
+    if (_i == 0) {
+        ck_assert(tl_op_receive_end(op, &why));
+        check_calls("give_up complete: why");
+    } else {
+        fake_clock_advance(TL_NS_PER_SEC);
+        tl_timers_fire_due(&timers, tl_clock_now_ns());
+        check_calls(
+            "give_up complete: key of step 1 waited for 1.00 s: a stream on gpu:0 has not done what comes before");
+    }
+    ck_assert(!tl_tensor_is_shared(destination));
+    cuda->hold(stream, false);
+    tl_tensor_put(destination);
+    ck_assert_uint_eq(device_allocations_at_last(), 0);
+    ck_assert_ptr_null(posted);
+}
+END_TEST
+
+START_TEST(a_stream_that_is_captured)
+{
+    struct tl_tensor *on_gpu = bytes_on(gpu0, 4);
+    void *stream = cuda->create_stream(0, true);
+    struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = on_gpu};
+    tl_tensor_set_stream(on_gpu, (tl_stream)stream);
+    cuda->begin_capture(stream);
+    expect_refused(&options, TL_FAILED_PRECONDITION, "being captured");
+    ck_assert_int_eq(tl_op_send_create(&worker, "key", 1, on_gpu, TL_NS_PER_SEC, &op, &error), TL_FAILED_PRECONDITION);
+    ck_assert_msg(strstr(error.message, "being captured") != NULL, "%s", error.message);
+    ck_assert(cuda->end_capture(stream));
+    ck_assert(!tl_tensor_is_shared(on_gpu));
+    tl_tensor_put(on_gpu);
+}
+END_TEST
+
+START_TEST(sent_with_its_fence)
+{
+    void *stream;
+    struct tl_tensor *on_gpu = behind_work(&stream);
+    ck_assert_int_eq(tl_op_send_create(&worker, "key", 1, on_gpu, TL_NS_PER_SEC, &op, &error), TL_OK);
+    op->reader.cq = (struct tl_cq *)&worker;
+    op_start(&op->closure);
+    check_calls("send");
+    ck_assert_ptr_nonnull(tl_tensor_fence(value));
+    ck_assert_ptr_null(tl_tensor_fence(on_gpu));
+    op->send.sender.over(&op->send.sender, &(struct tl_error){.code = TL_OK});
+    tl_tensor_put(value);
+    run_posted();
+    check_calls("complete: ok");
+    cuda->hold(stream, false);
+    tl_tensor_put(on_gpu);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------ within the worker -- */
+
+/* The table has a value on a device, whose stream is held. */
+static void *offer_to_self(struct tl_device wanted, struct tl_tensor *destination, bool is_one_shot)
+{
+    void *stream;
+    struct tl_tensor *on_gpu = behind_work(&stream);
+    struct tl_offer offer = {.is_one_shot = is_one_shot, .step = 1};
+    struct tl_device_fence *fence = NULL;
+    create_receive_on(wanted, destination);
+    is_self = true;
+    op_start(&op->closure);
+    check_calls("receive");
+    ck_assert_int_eq(tl_tensor_create_alias(on_gpu, NULL, NULL, &offer.tensor, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_record_fence(on_gpu, &fence, &error), TL_OK);
+    tl_tensor_set_fence(offer.tensor, fence);
+    tl_tensor_put(on_gpu);
+    op->receive.receiver.deliver(&op->receive.receiver, &(struct tl_error){.code = TL_OK}, &offer);
+    ck_assert_int_eq(op->state, OP_DELIVERING);
+    check_calls("");
+    return stream;
+}
+
+static void run_to_the_end(void)
+{
+    while (calls[0] == '\0')
+        run_posted();
+}
+
+START_TEST(delivered_by_reference)
+{
+    void *stream = offer_to_self(gpu0, NULL, false);
+    struct tl_tensor *offered = op->receive.offer.tensor;
+    cuda->hold(stream, false);
+    run_to_the_end();
+    check_calls("complete: ok acknowledge");
+    ck_assert_ptr_eq(op->result.tensor, offered);
+    ck_assert_int_eq(op->result.path, TL_PATH_SELF);
+    tl_tensor_put(op->result.tensor);
+}
+END_TEST
+
+/* Its sender takes it back while it waits for the stream. */
+START_TEST(taken_back_before_it_is_delivered)
+{
+    void *stream = offer_to_self(gpu0, NULL, true);
+    reserved = NULL;
+    cuda->hold(stream, false);
+    run_to_the_end();
+    check_calls("receive");
+    ck_assert_int_eq(op->state, OP_RUNNING);
+    can_cancel = true;
+    ck_assert(tl_op_receive_end(op, &why));
+    check_calls("give_up complete: why");
+    ck_assert_uint_eq(device_allocations_at_last(), 0);
+}
+END_TEST
+
+/* To the host, since no device was asked for, and into a destination. */
+START_TEST(delivered_as_a_copy)
+{
+    struct tl_tensor *destination = _i == 0 ? NULL : bytes_on(host, 4);
+    void *stream = offer_to_self(host, destination, true);
+    cuda->hold(stream, false);
+    run_to_the_end();
+    check_calls("complete: ok acknowledge");
+    ck_assert(is_filled(op->result.tensor, 3));
+    ck_assert_int_eq(tl_tensor_device(op->result.tensor).kind, TL_DEVICE_HOST);
+    tl_tensor_put(op->result.tensor);
+    tl_tensor_put(destination);
+    ck_assert_uint_eq(device_allocations_at_last(), 0);
+}
+END_TEST
+
+START_TEST(does_not_fit_its_destination)
+{
+    struct tl_tensor *destination = bytes_on(host, 5);
+    create_receive_on(host, destination);
+    is_self = true;
+    op_start(&op->closure);
+    const struct tl_offer offer = {.tensor = bytes_on(gpu0, 4), .step = 1};
+    op->receive.receiver.deliver(&op->receive.receiver, &(struct tl_error){.code = TL_OK}, &offer);
+    ck_assert_msg(strstr(calls, "receive release give_up complete: key of ") == calls, "%s", calls);
+    tl_tensor_put(destination);
+    ck_assert_uint_eq(device_allocations_at_last(), 0);
+}
+END_TEST
+
+/* While it waits for the stream, the value is given back at once; a copy that runs is awaited, and counts. */
+START_TEST(delivery_that_ends)
+{
+    void *stream = offer_to_self(gpu1, NULL, true);
+    if (_i == 0) {
+        ck_assert(tl_op_receive_end(op, &why));
+        check_calls("release give_up complete: why");
+        cuda->hold(stream, false);
+    } else if (_i == 1) {
+        fake_clock_advance(TL_NS_PER_SEC);
+        tl_timers_fire_due(&timers, tl_clock_now_ns());
+        ck_assert_msg(strstr(calls, "a stream on gpu:0 has not done") != NULL, "%s", calls);
+        cuda->hold(stream, false);
+    } else {
+        cuda->hold(stream, false);
+        run_posted(); /* the stream */
+        ck_assert_int_eq(op->state, OP_DELIVERING);
+        if (_i == 2) {
+            ck_assert(tl_op_receive_end(op, &why)); /* the memory is being allocated */
+            check_calls("release give_up complete: why");
+            return;
+        }
+        cuda->hold(NULL, true);
+        run_posted(); /* the memory */
+        ck_assert(tl_op_receive_end(op, &why));
+        ck_assert_int_eq(op->state, OP_CANCELLING);
+        ck_assert(!tl_op_receive_end(op, &why));
+        check_calls("");
+        cuda->hold(NULL, false);
+        run_to_the_end();
+        check_calls("complete: ok acknowledge");
+        ck_assert(is_filled(op->result.tensor, 3));
+        tl_tensor_put(op->result.tensor);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("operation_device");
@@ -230,6 +459,16 @@ int main(void)
     tcase_add_loop_test(tcase, receive_that_ends_while_memory_is_allocated, 0, 2);
     tcase_add_test(tcase, transports_that_reach_no_device);
     tcase_add_loop_test(tcase, strings_and_dead_tensors_lie_on_the_host, 0, 2);
+    tcase_add_test(tcase, destination_behind_a_stream);
+    tcase_add_test(tcase, destination_whose_stream_has_nothing_to_wait_for);
+    tcase_add_loop_test(tcase, receive_that_ends_behind_a_stream, 0, 2);
+    tcase_add_test(tcase, a_stream_that_is_captured);
+    tcase_add_test(tcase, sent_with_its_fence);
+    tcase_add_test(tcase, delivered_by_reference);
+    tcase_add_test(tcase, taken_back_before_it_is_delivered);
+    tcase_add_loop_test(tcase, delivered_as_a_copy, 0, 2);
+    tcase_add_test(tcase, does_not_fit_its_destination);
+    tcase_add_loop_test(tcase, delivery_that_ends, 0, 4);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -2,6 +2,7 @@
 /* The states of sends and receives: every edge of the two tables, every event that they leave out, and how each kind
  * ends. The table of values, peers, queues and the loop are fakes. */
 #include "fakes/operation_case.h"
+#include "fakes/device_case.h"
 #include "fakes/run_suite.h"
 
 /* ------------------------------------------------------------------------------------------------------ edges -- */
@@ -60,6 +61,15 @@ static const struct receive_edge {
     {OP_RUNNING, OP_EVENT_BROKEN, false, OP_RETRYING, ""},
     {OP_RUNNING, OP_EVENT_REROUTED, false, OP_RUNNING, "fetch_on_link"},
     {OP_RUNNING, OP_EVENT_CANCEL, false, OP_CANCELLING, ""},
+    {OP_RUNNING, OP_EVENT_FENCED, false, OP_FENCED, ""},
+    {OP_RUNNING, OP_EVENT_APART, true, OP_COMPLETE, "borrow complete: ok acknowledge"},
+    {OP_RUNNING, OP_EVENT_TAKEN, true, OP_RUNNING, "receive"},
+    {OP_FENCED, OP_EVENT_FAILED, false, OP_COMPLETE, "give_up complete: why"},
+    {OP_FENCED, OP_EVENT_REACHED, false, OP_RUNNING, "fetch"},
+    {OP_DELIVERING, OP_EVENT_ARRIVED, true, OP_COMPLETE, "complete: ok"},
+    {OP_DELIVERING, OP_EVENT_FAILED, true, OP_COMPLETE, "give_up complete: why"},
+    {OP_DELIVERING, OP_EVENT_TAKEN, true, OP_RUNNING, "receive"},
+    {OP_DELIVERING, OP_EVENT_CANCEL, true, OP_CANCELLING, ""},
     {OP_RETRYING, OP_EVENT_FAILED, false, OP_COMPLETE, "give_up complete: why"},
     {OP_RETRYING, OP_EVENT_RETRY, false, OP_RUNNING, "fetch"},
     {OP_CANCELLING, OP_EVENT_REFUSED, true, OP_COMPLETE, "give_up complete: first"},
@@ -81,6 +91,10 @@ START_TEST(each_receive_edge)
     if (edge->from == OP_CANCELLING) op_result_set_error(&op->result, &first);
     op->receive.offer = (struct tl_offer){.tensor = tl_tensor_get(tensor), .is_one_shot = true};
     reserved = &sender.send.sender;
+    if (edge->event == OP_EVENT_FENCED) {
+        setup_cuda();
+        op->receive.destination = bytes_on(gpu0, 4);
+    }
     tl_op_handle(op, edge->event, &why);
     ck_assert_int_eq(op->state, edge->to);
     check_calls(edge->calls);
