@@ -46,7 +46,7 @@ struct tl_cuda_device {
     struct tl_closure_thread free_thread;   /* frees, which can wait for all work of the device */
     struct tl_cuda_copies copies;
     pthread_mutex_t mutex;  /* guards what follows */
-    pthread_cond_t changed; /* a job is done, or a block is free */
+    pthread_cond_t changed; /* a job is done, or a block was taken */
     struct tl_list fences;  /* those that are free */
     void *staging;          /* all blocks; NULL: not allocated yet */
     bool is_block_used[TL_STAGING_BLOCKS];

@@ -376,34 +376,46 @@ void tl_device_staging_put(struct tl_device which, void *block, bool was_kept)
     lock(device);
     free_block(device, block);
     if (was_kept) device->kept_blocks--;
-    pthread_cond_broadcast(&device->changed);
     unlock(device);
     serve_waits(device);
 }
 
-/* A job. */
-static enum tl_status pin(struct tl_cuda_job *job, struct tl_error *ret_error)
+/* A caller that waits for a block, behind those that asked before it. */
+struct taking {
+    struct tl_staging_wait wait;
+    struct tl_error error;
+    void *block;
+    bool is_over; /* under the device's mutex, as the two above until then */
+};
+
+static void block_taken(struct tl_staging_wait *wait, void *block, const struct tl_error *status)
 {
-    return pin_blocks(job->device, ret_error);
+    struct taking *taking = TL_CONTAINER_OF(wait, struct taking, wait);
+    struct tl_cuda_device *device = tl_cuda_device_of(wait->device);
+    lock(device);
+    taking->block = block;
+    tl_error_copy(&taking->error, status);
+    taking->is_over = true;
+    pthread_cond_broadcast(&device->changed);
+    unlock(device);
 }
 
 enum tl_status tl_device_staging_take(struct tl_device which, void *ret_blocks[2], unsigned *ret_count,
                                       struct tl_error *ret_error)
 {
-    struct tl_cuda_job job;
     struct tl_cuda_device *device;
+    struct taking taking = {.wait = {.device = which, .ready = block_taken}};
     enum tl_status status = tl_cuda_device_open(which, &device, ret_error);
     if (status != TL_OK) return status;
+    tl_list_init(&taking.wait.link);
+    tl_device_staging_request(&taking.wait);
     lock(device);
-    bool is_pinned = device->staging != NULL;
-    unlock(device);
-    if (!is_pinned) status = tl_cuda_run(device, &job, pin, ret_error);
-    if (status != TL_OK) return status;
-    lock(device);
-    while ((ret_blocks[0] = take_block(device)) == NULL)
+    while (!taking.is_over)
         pthread_cond_wait(&device->changed, &device->mutex);
-    ret_blocks[1] = take_block(device);
     unlock(device);
+    if (taking.error.code != TL_OK) return tl_error_copy(ret_error, &taking.error);
+    ret_blocks[0] = taking.block;
+    ret_blocks[1] = tl_device_staging_try(which);
     *ret_count = ret_blocks[1] ? 2 : 1;
     return TL_OK;
 }

@@ -148,8 +148,9 @@ unsigned tl_device_count_lost(char ret_reason[TL_DEVICE_LOST_BYTES]);
 /* So many blocks may be kept for longer: until gRPC has sent what they hold, for instance. */
 #define TL_STAGING_KEPT_BLOCKS (TL_STAGING_BLOCKS / 2)
 
-/* Takes one block, and a second one if it is free, so that no taker waits for another that holds one. Opens the device.
- * Errors: as above; TL_RESOURCE_EXHAUSTED: no memory can be pinned. Blocks: until a block is free. */
+/* Takes one block, behind those that asked before, and a second one if it is free and nobody waits for it, so that no
+ * taker waits for another that holds one. Opens the device. Errors: as above; TL_RESOURCE_EXHAUSTED: no memory can be
+ * pinned. Blocks: until a block is free. */
 enum tl_status tl_device_staging_take(struct tl_device device, void *ret_blocks[2], unsigned *ret_count,
                                       struct tl_error *ret_error) TL_MUST_USE;
 

@@ -112,6 +112,56 @@ START_TEST(a_block_that_was_not_asked_for)
 }
 END_TEST
 
+static void *take_blocks(void *ret_block)
+{
+    void *blocks[2];
+    unsigned count;
+    struct tl_error take_error;
+    ck_assert_int_eq(tl_device_staging_take(gpu0, blocks, &count, &take_error), TL_OK);
+    ck_assert_uint_eq(count, 1);
+    *(void **)ret_block = blocks[0];
+    return NULL;
+}
+
+static void note_block(struct tl_staging_wait *wait, void *block, const struct tl_error *status)
+{
+    (void)wait;
+    ck_assert_int_eq(status->code, TL_OK);
+    tl_device_staging_put(gpu0, block, false);
+}
+
+/* A caller that waits for a block has its turn before requests that come later, of which there may always be one. */
+START_TEST(blocks_go_to_the_first)
+{
+    struct tl_tensor *tensor = bytes_on(gpu0, 1), *on_host = bytes_on(host, 1);
+    struct tl_staging_wait later = {.device = gpu0, .ready = note_block};
+    struct tl_cuda_device *device = tl_cuda_device_of(gpu0);
+    void *blocks[TL_STAGING_BLOCKS], *taken = NULL;
+    pthread_t thread;
+    bool is_waiting = false;
+    copy(on_host, tensor); /* pins the blocks */
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+        ck_assert_ptr_nonnull(blocks[i] = tl_device_staging_try(gpu0));
+    ck_assert_int_eq(pthread_create(&thread, NULL, take_blocks, &taken), 0);
+    while (!is_waiting) {
+        usleep(1000);
+        lock(&device->mutex);
+        is_waiting = !tl_list_is_empty(&device->staging_waits);
+        unlock(&device->mutex);
+    }
+    tl_list_init(&later.link);
+    tl_device_staging_request(&later);
+    tl_device_staging_put(gpu0, blocks[0], false);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_ptr_eq(taken, blocks[0]);
+    ck_assert(tl_device_staging_cancel(&later)); /* it still waits */
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+        tl_device_staging_put(gpu0, blocks[i], false);
+    tl_tensor_put(tensor);
+    tl_tensor_put(on_host);
+}
+END_TEST
+
 /* A copy needs an event, which is made of memory. */
 START_TEST(a_copy_without_memory)
 {
@@ -150,6 +200,7 @@ int main(void)
     tcase_add_test(tcase, a_fence_without_memory);
     tcase_add_test(tcase, a_fence_in_a_forked_process);
     tcase_add_test(tcase, a_block_that_was_not_asked_for);
+    tcase_add_test(tcase, blocks_go_to_the_first);
     tcase_add_test(tcase, a_copy_without_memory);
     tcase_add_test(tcase, another_device_is_being_opened);
     suite_add_tcase(suite, tcase);
