@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "fakes/device_case.h"
 #include "fakes/transport_case.h"
 #include "fakes/run_suite.h"
 
@@ -209,6 +210,31 @@ START_TEST(strings_dead_and_empty_tensors)
     for (unsigned i = 0; i < 3; i++)
         tl_tensor_put(tensors[i]);
     teardown();
+}
+END_TEST
+
+/* The owner says where its tensor lies, and the receiver knows of its own destination. */
+START_TEST(tensors_on_devices_go_over_the_link)
+{
+    setup_cuda();
+    prepare(NULL);
+    open_both(_i);
+    expect_transfer(0, TL_PATH_ZERO_COPY);
+    for (unsigned step = 1; step < 4; step++) {
+        struct tl_tensor *tensor = bytes_on(step == 2 ? host : gpu0, LARGE);
+        struct tl_tensor *destination = bytes_on(step == 1 ? host : gpu1, LARGE);
+        fill(tensor, step);
+        cluster_send(sender, "w", step, tensor, sent);
+        struct tl_completion got = receive("w", step, destination, true);
+        expect_path(&got, TL_PATH_GRPC);
+        ck_assert_str_eq(got.path_reason, step == 1 ? "the tensor lies on gpu:0" : "the destination is on gpu:1");
+        ck_assert(is_filled(destination, step));
+        tl_tensor_put(got.tensor);
+        cluster_expect(sent, TL_OK);
+        tl_tensor_put(destination);
+        tl_tensor_put(tensor);
+    }
+    expect_transfer(4, TL_PATH_ZERO_COPY);
 }
 END_TEST
 
@@ -600,6 +626,7 @@ int main(void)
         {"kinds", a_destination_that_does_not_fit_is_refused, 2},
         {"kinds", small_tensors_are_copied_and_say_why, 2},
         {"kinds", strings_dead_and_empty_tensors, 2},
+        {"kinds", tensors_on_devices_go_over_the_link, 2},
         {"kinds", many_at_once_in_any_order, 2},
         {"kinds", both_ask_each_other, 1},
         {"endings", a_receive_is_cancelled, 2},
