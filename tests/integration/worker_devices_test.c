@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Tensors on devices, from worker to worker over gRPC: all bytes, what they cost, and what may fail on the way. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fakes/cluster.h"
+#include "fakes/device_case.h"
+#include "fakes/proxy.h"
+#include "fakes/run_suite.h"
+#include "tensor/device.h"
+
+#define BLOCK TL_STAGING_BLOCK_BYTES
+#define BIG_BYTES (16 * BLOCK + 77)
+
+static struct cluster cluster;
+static struct proxy proxy;
+static struct tl_cq *send_cq;
+static struct tl_cq *recv_cq;
+
+static void open_with(const char *settings)
+{
+    setup_cuda();
+    cluster_init(&cluster, 2, settings);
+    cluster_use_proxy(&cluster, 0, &proxy); /* worker 1 reaches worker 0 through it */
+    cluster_open_all(&cluster);
+    send_cq = cluster_cq();
+    recv_cq = cluster_cq();
+}
+
+static void setup(void)
+{
+    open_with(NULL);
+}
+
+static void setup_small_chunks(void)
+{
+    open_with("\"limits\": {\"chunk\": \"64KiB\"}");
+}
+
+static void teardown(void)
+{
+    proxy_limit(&proxy, PROXY_DOWN, UINT64_MAX);
+    cuda->hold(NULL, false);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(send_cq);
+    tl_cq_destroy(recv_cq);
+    proxy_stop(&proxy);
+}
+
+static void publish(const char *key, struct tl_device device, uint64_t size_bytes, unsigned seed)
+{
+    struct tl_tensor *tensor = bytes_on(device, size_bytes);
+    if (size_bytes > 0) fill(tensor, seed);
+    cluster_publish(cluster.workers[0], key, 0, tensor);
+    tl_tensor_put(tensor);
+}
+
+static tl_op_id receive(const char *key, struct tl_tensor *destination, bool wants_checksum)
+{
+    tl_op_id op;
+    struct tl_error error;
+    const struct tl_recv_options options = {
+        .size_bytes = sizeof(options), .destination = destination, .wants_checksum = wants_checksum};
+    tl_peer_id peer = cluster_peer(cluster.workers[1], 0);
+    enum tl_status status =
+        tl_recv(cluster.workers[1], peer, key, 0, &options, CLUSTER_LONG, recv_cq, destination, &op, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    return op;
+}
+
+/* A destination that may be written at once, so that the copy is what a test holds. */
+static struct tl_tensor *destination_on(struct tl_device device, uint64_t size_bytes)
+{
+    struct tl_tensor *tensor = bytes_on(device, size_bytes);
+    tl_tensor_set_stream(tensor, TL_STREAM_NONE);
+    return tensor;
+}
+
+/* The next receive must succeed, with the bytes of this seed. */
+static void expect(struct tl_tensor *destination, unsigned seed, bool is_verified)
+{
+    struct tl_completion completion = cluster_next(recv_cq);
+    ck_assert_msg(completion.status.code == TL_OK, "%s", completion.status.message);
+    ck_assert(completion.is_verified == is_verified);
+    ck_assert_int_eq(completion.path, TL_PATH_GRPC);
+    if (destination) ck_assert_ptr_eq(completion.tensor, destination);
+    ck_assert(is_filled(completion.tensor, seed));
+    tl_tensor_put(completion.tensor);
+}
+
+static struct fake_cuda_counts counts(void)
+{
+    struct fake_cuda_counts counts;
+    cuda->get_counts(&counts);
+    return counts;
+}
+
+/* Every block of a device can be taken. */
+static void check_blocks(struct tl_device device)
+{
+    void *blocks[TL_STAGING_BLOCKS];
+    struct tl_tensor *from = bytes_on(device, 1), *to = bytes_on(host, 1);
+    copy(to, from); /* they are pinned from here on */
+    tl_tensor_put(from);
+    tl_tensor_put(to);
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+        CLUSTER_UNTIL((blocks[i] = tl_device_staging_try(device)) != NULL);
+    ck_assert_ptr_null(tl_device_staging_try(device));
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+        tl_device_staging_put(device, blocks[i], false);
+}
+
+static void pause_for(unsigned ms)
+{
+    for (unsigned i = 0; i < ms; i++)
+        cluster_pause();
+}
+
+/* ------------------------------------------------------------------------------------------------------- bytes -- */
+
+static const struct tl_device *const places[] = {&host, &gpu0, &gpu1};
+static const uint64_t sizes[] = {1, 256, 257, 65537, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5};
+
+/* Between all places, with and without a checksum; each side that is a device copies each byte once. */
+START_TEST(all_bytes_arrive)
+{
+    struct tl_device from = *places[_i / 3], to = *places[_i % 3];
+    bool is_from_device = from.kind != TL_DEVICE_HOST, is_to_device = to.kind != TL_DEVICE_HOST;
+    char key[32];
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(sizes); i++) {
+        snprintf(key, sizeof(key), "size %u", i);
+        publish(key, from, sizes[i], i);
+        for (unsigned wants_checksum = 0; wants_checksum < 2; wants_checksum++) {
+            struct tl_tensor *destination = bytes_on(to, sizes[i]);
+            uint64_t before_bytes = counts().copied_bytes;
+            receive(key, destination, wants_checksum);
+            expect(destination, i, wants_checksum);
+            uint64_t sides = (is_from_device ? 1u : 0u) + (is_to_device ? 1u + wants_checksum : 0u);
+            ck_assert_uint_eq(counts().copied_bytes - before_bytes, sides * sizes[i]);
+            tl_tensor_put(destination);
+        }
+    }
+    if (is_from_device) check_blocks(from);
+    if (is_to_device) check_blocks(to);
+}
+END_TEST
+
+/* A send completes, and its memory is free, when the receiver has the tensor. */
+START_TEST(sends)
+{
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(sizes); i++) {
+        struct tl_tensor *tensor = bytes_on(gpu0, sizes[i]), *destination = bytes_on(gpu1, sizes[i]);
+        fill(tensor, i);
+        cluster_send(cluster.workers[0], "sent", 0, tensor, send_cq);
+        receive("sent", destination, true);
+        expect(destination, i, true);
+        cluster_expect(send_cq, TL_OK);
+        ck_assert(!tl_tensor_is_shared(tensor));
+        tl_tensor_put(tensor);
+        tl_tensor_put(destination);
+    }
+}
+END_TEST
+
+START_TEST(without_bytes)
+{
+    struct tl_tensor *destination = bytes_on(gpu1, 0);
+    publish("none", gpu0, 0, 1);
+    receive("none", destination, true);
+    struct tl_completion completion = cluster_expect(recv_cq, TL_OK);
+    ck_assert_uint_eq(completion.bytes, 0);
+    ck_assert_uint_eq(counts().copies, 0);
+    tl_tensor_put(destination);
+}
+END_TEST
+
+/* Many more than there are blocks, of all sizes, under way at once. */
+START_TEST(many_at_once)
+{
+    enum { MANY = 120 };
+    struct tl_tensor *destinations[MANY];
+    char key[32];
+    for (unsigned i = 0; i < MANY; i++) {
+        snprintf(key, sizeof(key), "many %u", i);
+        publish(key, *places[i % 3], 1 + i * 12345, i);
+    }
+    for (unsigned i = 0; i < MANY; i++) {
+        snprintf(key, sizeof(key), "many %u", i);
+        destinations[i] = bytes_on(*places[i / 3 % 3], 1 + i * 12345);
+        receive(key, destinations[i], i % 2 == 0);
+    }
+    for (unsigned n = 0; n < MANY; n++)
+        cluster_expect(recv_cq, TL_OK);
+    for (unsigned i = 0; i < MANY; i++) {
+        ck_assert_msg(is_filled(destinations[i], i), "tensor %u", i);
+        tl_tensor_put(destinations[i]);
+    }
+    check_blocks(gpu0);
+    check_blocks(gpu1);
+}
+END_TEST
+
+/* ----------------------------------------------------------------------------------------------------- streams -- */
+
+static struct tl_tensor *late;
+
+static void fill_late(void *context)
+{
+    fill(late, *(const unsigned *)context);
+}
+
+/* Bytes that a kernel is still to write are read after it, and bytes that it still reads are written after it; others
+ * pass by meanwhile, though there are more such tensors than blocks. */
+START_TEST(streams_come_first)
+{
+    enum { HELD = 2 * TL_STAGING_BLOCKS };
+    static const unsigned seed = 40;
+    void *streams[2] = {cuda->create_stream(0, false), cuda->create_stream(1, false)};
+    struct tl_tensor *destinations[HELD];
+    char key[32];
+    for (unsigned i = 0; i < 2; i++)
+        cuda->hold(streams[i], true);
+    late = bytes_on(gpu0, 1000);
+    fill(late, 1);
+    cuda->launch(streams[0], fill_late, (void *)&seed);
+    tl_tensor_set_stream(late, (tl_stream)streams[0]);
+    cluster_publish(cluster.workers[0], "late", 0, late);
+    publish("ready", gpu0, 1000, 2);
+    for (unsigned i = 0; i < HELD; i++) {
+        destinations[i] = bytes_on(gpu1, 1000);
+        if (i % 2 == 0) tl_tensor_set_stream(destinations[i], (tl_stream)streams[1]);
+        receive(i % 2 == 0 ? "ready" : "late", destinations[i], false);
+    }
+    pause_for(100);
+    ck_assert(cluster_is_quiet(recv_cq));
+    struct tl_tensor *other = bytes_on(gpu1, 1000);
+    receive("ready", other, true);
+    expect(other, 2, true);
+    ck_assert(cluster_is_quiet(recv_cq));
+    for (unsigned i = 0; i < 2; i++)
+        cuda->hold(streams[i], false);
+    for (unsigned i = 0; i < HELD; i++)
+        cluster_expect(recv_cq, TL_OK);
+    for (unsigned i = 0; i < HELD; i++) {
+        snprintf(key, sizeof(key), "destination %u", i);
+        ck_assert_msg(is_filled(destinations[i], i % 2 == 0 ? 2 : seed), "%s", key);
+        tl_tensor_put(destinations[i]);
+    }
+    tl_tensor_put(late);
+    tl_tensor_put(other);
+    check_blocks(gpu0);
+    check_blocks(gpu1);
+}
+END_TEST
+
+/* ---------------------------------------------------------------------------------------------------- broken off -- */
+
+/* A receive that is cancelled while the device writes its destination completes when the device has let go. */
+START_TEST(cancelled_in_a_copy)
+{
+    struct tl_tensor *destination = destination_on(gpu1, 2 * BLOCK);
+    publish("big", host, 2 * BLOCK, 1);
+    cuda->hold(NULL, true);
+    tl_op_id op = receive("big", destination, false);
+    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= BLOCK);
+    pause_for(100); /* the copies are in their stream */
+    ck_assert_int_eq(tl_cancel(cluster.workers[1], op), TL_OK);
+    pause_for(100);
+    ck_assert(cluster_is_quiet(recv_cq));
+    cuda->hold(NULL, false);
+    cluster_expect(recv_cq, TL_CANCELLED);
+    ck_assert(!tl_tensor_is_shared(destination));
+    fill(destination, 9);
+    pause_for(50);
+    ck_assert(is_filled(destination, 9));
+    tl_tensor_put(destination);
+    check_blocks(gpu1);
+}
+END_TEST
+
+/* The owner is still reading a value from its device when its receiver gives up: nothing is left behind. */
+START_TEST(cancelled_while_the_owner_reads)
+{
+    publish("big", gpu0, BIG_BYTES, 1);
+    cuda->hold(NULL, true);
+    tl_op_id op = receive("big", NULL, false);
+    pause_for(100);
+    ck_assert_int_eq(tl_cancel(cluster.workers[1], op), TL_OK);
+    cluster_expect(recv_cq, TL_CANCELLED);
+    cuda->hold(NULL, false);
+    check_blocks(gpu0);
+    receive("big", NULL, true);
+    expect(NULL, 1, true);
+}
+END_TEST
+
+/* The connection breaks in the middle: the transfer goes on where it was. */
+START_TEST(resumed)
+{
+    struct tl_device from = _i % 2 == 0 ? host : gpu0;
+    bool wants_checksum = _i >= 2;
+    struct tl_tensor *destination = bytes_on(gpu1, BIG_BYTES);
+    publish("big", from, BIG_BYTES, 5);
+    proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
+    receive("big", destination, wants_checksum);
+    proxy_wait_limit(&proxy, PROXY_DOWN);
+    pause_for(50);
+    proxy_cut(&proxy);
+    proxy_limit(&proxy, PROXY_DOWN, UINT64_MAX);
+    expect(destination, 5, wants_checksum);
+    ck_assert_uint_lt(cluster_stats(cluster.workers[0]).bytes_sent, 2 * (uint64_t)BIG_BYTES);
+    ck_assert_uint_gt(proxy_accepted(&proxy), 1);
+    tl_tensor_put(destination);
+    check_blocks(gpu1);
+}
+END_TEST
+
+/* The connection breaks while the device holds the bytes: nothing else uses the destination until it has let go. */
+START_TEST(broken_in_a_copy)
+{
+    struct tl_tensor *destination = destination_on(gpu1, BIG_BYTES);
+    publish("big", host, BIG_BYTES, 5);
+    proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
+    cuda->hold(NULL, true);
+    receive("big", destination, true);
+    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= BLOCK);
+    pause_for(50);
+    proxy_cut(&proxy);
+    proxy_limit(&proxy, PROXY_DOWN, UINT64_MAX);
+    pause_for(100);
+    cuda->hold(NULL, false);
+    expect(destination, 5, true);
+    tl_tensor_put(destination);
+    check_blocks(gpu1);
+}
+END_TEST
+
+/* A worker that closes does not wait for the peer, and what its device does is waited for. */
+START_TEST(closed_in_a_copy)
+{
+    struct tl_tensor *destination = destination_on(gpu1, BIG_BYTES);
+    publish("big", gpu0, BIG_BYTES, 5);
+    proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
+    receive("big", destination, true);
+    proxy_wait_limit(&proxy, PROXY_DOWN);
+    for (unsigned i = 0; i < 2; i++) {
+        unsigned task = (unsigned)_i ^ i;
+        tl_worker_close(cluster.workers[task], CLUSTER_SECOND / 5);
+        cluster.workers[task] = NULL;
+    }
+    struct tl_completion completion = cluster_next(recv_cq);
+    ck_assert_int_ne(completion.status.code, TL_OK);
+    ck_assert(!tl_tensor_is_shared(destination));
+    tl_tensor_put(destination);
+    check_blocks(gpu0);
+    check_blocks(gpu1);
+}
+END_TEST
+
+/* ---------------------------------------------------------------------------------------------------- the device -- */
+
+/* A peer that takes nothing of what it has asked for keeps no block that others need. */
+START_TEST(blocks_are_not_kept_by_a_slow_peer)
+{
+    char key[32];
+    for (unsigned i = 0; i < 6; i++) {
+        snprintf(key, sizeof(key), "slow %u", i);
+        publish(key, gpu0, BIG_BYTES, i);
+    }
+    proxy_limit(&proxy, PROXY_DOWN, 100000);
+    for (unsigned i = 0; i < 6; i++) {
+        snprintf(key, sizeof(key), "slow %u", i);
+        receive(key, NULL, false);
+    }
+    proxy_wait_limit(&proxy, PROXY_DOWN);
+    pause_for(100);
+    struct tl_tensor *from = bytes_on(gpu0, BIG_BYTES), *to = bytes_on(host, BIG_BYTES);
+    fill(from, 8);
+    copy(to, from);
+    ck_assert(is_filled(to, 8));
+    tl_tensor_put(from);
+    tl_tensor_put(to);
+    proxy_limit(&proxy, PROXY_DOWN, UINT64_MAX);
+    for (unsigned i = 0; i < 6; i++)
+        cluster_expect(recv_cq, TL_OK);
+    check_blocks(gpu0);
+}
+END_TEST
+
+/* A device that fails ends what needs it, with its name; the workers go on. */
+START_TEST(lost_device)
+{
+    struct tl_tensor *destination = destination_on(gpu1, BIG_BYTES);
+    bool is_the_owners = _i == 0;
+    publish("big", is_the_owners ? gpu0 : host, BIG_BYTES, 5);
+    publish("small", host, 1000, 6);
+    cuda->hold(NULL, true);
+    receive("big", is_the_owners ? NULL : destination, false);
+    if (!is_the_owners) CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= BLOCK);
+    pause_for(50);
+    cuda->break_device(is_the_owners ? 0 : 1, 700);
+    cuda->hold(NULL, false);
+    struct tl_completion completion = cluster_next(recv_cq);
+    ck_assert_int_eq(completion.status.code, TL_FAILED_PRECONDITION);
+    const char *name = is_the_owners ? "gpu:0 is lost" : "gpu:1 is lost";
+    ck_assert_msg(strstr(completion.status.message, name) != NULL, "%s", completion.status.message);
+    ck_assert_msg(strstr(completion.status.message, "big") != NULL, "%s", completion.status.message);
+    receive("small", NULL, true);
+    expect(NULL, 6, true);
+    tl_tensor_put(destination);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *whole = tcase_create("whole");
+    tcase_add_checked_fixture(whole, setup, teardown);
+    tcase_add_loop_test(whole, all_bytes_arrive, 0, 9);
+    tcase_add_test(whole, sends);
+    tcase_add_test(whole, without_bytes);
+    tcase_add_test(whole, many_at_once);
+    tcase_add_test(whole, streams_come_first);
+    tcase_add_test(whole, cancelled_in_a_copy);
+    tcase_add_test(whole, cancelled_while_the_owner_reads);
+    tcase_add_loop_test(whole, resumed, 0, 4);
+    tcase_add_test(whole, broken_in_a_copy);
+    tcase_add_loop_test(whole, closed_in_a_copy, 0, 2);
+    tcase_add_test(whole, blocks_are_not_kept_by_a_slow_peer);
+    tcase_add_loop_test(whole, lost_device, 0, 2);
+    TCase *small = tcase_create("small chunks");
+    tcase_add_checked_fixture(small, setup_small_chunks, teardown);
+    tcase_add_loop_test(small, all_bytes_arrive, 4, 9);
+    tcase_add_test(small, many_at_once);
+    tcase_add_loop_test(small, resumed, 0, 4);
+    Suite *suite = suite_create("worker_devices");
+    suite_add_tcase(suite, whole);
+    suite_add_tcase(suite, small);
+    return run_suite(suite);
+}
