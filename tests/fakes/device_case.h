@@ -24,6 +24,7 @@ static inline bool is_driven(void)
 
 static inline void setup_cuda(void)
 {
+    if (cuda) return; /* by an earlier test of this process */
     cuda = fake_cuda_open(12);
     cuda->set_forbidden(is_driven);
 }

@@ -343,7 +343,10 @@ START_TEST(ended_while_a_stream_is_held)
 {
     void *stream;
     setup_cuda();
-    struct tl_tensor *tensor = filled_late(&stream), *other = bytes_on(host, 1000);
+    struct tl_tensor *tensor = bytes_on(gpu0, 1000), *other = bytes_on(host, 1000);
+    stream = cuda->create_stream(0, false);
+    cuda->hold(stream, true);
+    tl_tensor_set_stream(tensor, (tl_stream)stream);
     bool is_destination = _i % 2 == 1;
     cluster_publish(cluster.workers[0], "t", 0, is_destination ? other : tensor);
     tl_op_id op =
