@@ -87,6 +87,7 @@ void response_close(struct response *response, enum tl_serve_end end)
     tl_list_remove(&response->pending.place);
     conn_free_memory_wait(&response->granted);
     if (response->source.is_reading) response_release_source(response);
+    response_stop_reading(response);
     tl_memory_unpin(engine->memory, &response->pin);
     tl_tensor_put(response->offer.tensor);
     if (!response->is_refused) engine->source->closed(engine->source_context, &response->serve, end);
@@ -160,7 +161,7 @@ static void reply(struct tl_serve *serve, const struct tl_error *status, const s
     const struct tl_meta_data *meta_data = tl_tensor_meta_data(offer->tensor);
     if (meta_data->size_bytes == 0 || response_share(response)) {
         response_handle(response, RESPONSE_EVENT_EMPTY);
-    } else if (response->source.is_reading && response_may_show(response->conn)) {
+    } else if (response->source.is_reading && !response_is_on_device(response) && response_may_show(response->conn)) {
         response_handle(response, RESPONSE_EVENT_SHOWN);
     } else if (response->has_meta_data && response->destination.len_bytes > 0 &&
                tl_meta_data_is_equal(meta_data, &response->expected)) {
@@ -214,7 +215,8 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
                                         .id = {.incarnation = conn->peer.incarnation, .number = message->number},
                                         .peer = &conn->peer,
                                         .key = response->key,
-                                        .step = message->step};
+                                        .step = message->step,
+                                        .takes_devices = true};
     return response;
 }
 

@@ -77,6 +77,16 @@ struct piece {
     struct tl_pin pin;
 };
 
+/* The pieces of a response. That of a value on a device is read into its block of the pool before it is written. */
+struct response_pieces {
+    unsigned out;          /* posted */
+    bool is_first_used;    /* first_piece is one of them */
+    struct piece *piece;   /* of a value on a device, the next one; NULL: none */
+    struct tl_piece *read; /* reads it; NULL: all of the piece is in its block */
+    uint64_t len_bytes;    /* of the next one */
+    bool is_fence_reached;
+};
+
 /* A source that the peer reads. */
 struct response_source {
     bool is_reading;         /* the peer reads the bytes, unless they cannot be shown */
@@ -112,20 +122,19 @@ struct response {
     bool is_registering;
     bool is_sender_copying;   /* the bytes are copied into the pool here before they are written */
     bool is_receiver_copying; /* the peer copies the bytes on as they arrive */
-    bool is_first_piece_used;
-    bool is_done_wanted;    /* a DONE follows the bytes */
+    bool is_done_wanted;      /* a DONE follows the bytes */
     bool may_change;        /* the bytes lie in a file, which is checked when all of them were read, before the DONE */
     bool is_outcome_posted; /* DONE or ERROR_STATUS is posted */
     bool is_message_out;
-    bool is_late;    /* it was parked for too long, and the tensor was given back */
-    bool is_flushed; /* a posted operation was flushed: whether it has arrived is not known */
-    unsigned pieces_out;
+    bool is_late;          /* it was parked for too long, and the tensor was given back */
+    bool is_flushed;       /* a posted operation was flushed: whether it has arrived is not known */
     void *hash_state;      /* XXH3 over the posted bytes; NULL: no checksum is wanted, or nothing is posted yet */
     struct tl_offer offer; /* holds a reference of the tensor */
     struct tl_pin pin;
     struct conn_memory_wait *memory_wait; /* the next piece waits for this memory; NULL: it does not wait */
     struct conn_memory_wait *granted;     /* memory that has come for the next piece; NULL: none */
     uint64_t posted_bytes;
+    struct response_pieces pieces;
     struct response_source source;
     const struct tl_error *status; /* kept; NULL: TL_OK */
     struct response *next;         /* in its list of responses.by_handle, or in responses.spare */
@@ -165,12 +174,22 @@ void response_prepare(struct response *response);
 /* Shares the file that the offered tensor lies in with the peer. Returns false when the bytes must be written
  * instead. */
 bool response_share(struct response *response);
-/* Copies the piece into the pool. Errors: TL_UNAVAILABLE: the pool is full; the response is queued again when there is
- * memory. TL_RESOURCE_EXHAUSTED: the piece never fits. */
+/* Whether the value lies on a device. */
+bool response_is_on_device(const struct response *response);
+/* Copies the piece into the pool; of a value on a device, begins to. Errors: TL_UNAVAILABLE: the pool is full; the
+ * response is queued again when there is memory. TL_RESOURCE_EXHAUSTED: the piece never fits. */
 enum tl_status response_bounce(struct response *response, struct piece *piece, const uint8_t *source,
                                uint64_t len_bytes, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Reads the bytes of the piece, which has a block, from the device; RESPONSE_EVENT_READY follows when they are there.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status response_read_from_device(struct response *response, struct piece *piece, uint64_t len_bytes,
+                                         struct tl_error *ret_error) TL_MUST_USE;
+
 /* -------------------------------------------------------------------------------------------- response_posts.c -- */
+
+/* Forgets the piece that is read from a device. */
+void response_stop_reading(struct response *response);
 
 /* Posts what the state wants next. RESPONSE_EVENT_WORK_DONE follows, except after META_DATA_UPDATE. */
 bool response_post_next(struct pending_post *pending);

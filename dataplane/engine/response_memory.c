@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Where the bytes of a response are read from: from the tensor itself, or from pieces in the pool that they are copied
- * to.
+ * to. The bytes of a device are copied there through its pinned memory: a piece first has its block of the pool, so
+ * that pinned memory is never kept by something that waits for the pool.
  *
  * Failure modes: memory that is not registered is registered if it is large; else, or if that fails, it is copied. A
  * copy that finds the pool full waits for the other pieces of its tensor, or for memory of the pool.
@@ -13,6 +14,7 @@
 
 #include "base/error.h"
 #include "tensor/mapped_tensor.h"
+#include "tensor/piece.h"
 
 /* Writing a smaller tensor takes less time than mapping it. */
 #define SHARED_LEAST_BYTES 4096
@@ -56,16 +58,78 @@ enum tl_status response_bounce(struct response *response, struct piece *piece, c
     enum tl_status status =
         conn_block_create(memory, response->granted, len_bytes, &piece->block, &piece->pin, ret_error);
     conn_free_memory_wait(&response->granted);
-    if (status == TL_UNAVAILABLE && response->pieces_out == 0) {
+    if (status == TL_UNAVAILABLE && response->pieces.out == 0) {
         response->memory_wait = conn_await_memory(conn, memory, len_bytes, response, memory_came, ret_error);
         return response->memory_wait != NULL ? TL_UNAVAILABLE : TL_RESOURCE_EXHAUSTED;
     }
     if (status != TL_OK) return status;
+    if (response_is_on_device(response)) return TL_OK;
     memcpy(tl_tensor_data(piece->block), source, (size_t)len_bytes);
     conn->engine->stats.bytes_bounced += len_bytes;
     tl_memory_count_bounce(conn->engine->memory, len_bytes);
     return TL_OK;
 }
+
+/* ----------------------------------------------------------------------------------------------------- devices -- */
+
+bool response_is_on_device(const struct response *response)
+{
+    return tl_tensor_is_on_device(response->offer.tensor);
+}
+
+static void post_to_reactor(void *reactor, struct tl_closure *closure)
+{
+    tl_reactor_post(reactor, closure);
+}
+
+/* The bytes are in pinned memory of the device, or never will be. They go on into the block at once, so that they keep
+ * this memory from nobody while the piece waits for the network. */
+static void bytes_came(void *context, struct tl_piece *read, const struct tl_error *status)
+{
+    struct response *response = context;
+    struct tl_engine *engine = response->conn->engine;
+    struct response_pieces *pieces = &response->pieces;
+    struct tl_error error = *status;
+    pieces->read = NULL;
+    if (error.code == TL_OK) {
+        memcpy(tl_tensor_data(pieces->piece->block), tl_piece_data(read), (size_t)pieces->len_bytes);
+        engine->stats.bytes_bounced += pieces->len_bytes;
+        tl_memory_count_bounce(engine->memory, pieces->len_bytes);
+        pieces->is_fence_reached = true;
+    }
+    tl_piece_put(read);
+    if (response->state != RESPONSE_WRITING) return;
+    if (error.code == TL_OK) {
+        response_handle(response, RESPONSE_EVENT_READY);
+        return;
+    }
+    tl_error_prefix(&error, "%s: ", response->key);
+    response_stop_reading(response);
+    response_fail(response, &error);
+}
+
+enum tl_status response_read_from_device(struct response *response, struct piece *piece, uint64_t len_bytes,
+                                         struct tl_error *ret_error)
+{
+    struct response_pieces *pieces = &response->pieces;
+    const struct tl_piece_options options = {
+        .tensor = response->offer.tensor,
+        .offset_bytes = response->posted_bytes,
+        .len_bytes = len_bytes,
+        .after = pieces->is_fence_reached ? NULL : tl_tensor_fence(response->offer.tensor),
+        .post = post_to_reactor,
+        .loop = response->conn->engine->reactor,
+        .notify = bytes_came,
+        .context = response,
+    };
+    pieces->read = tl_piece_read(&options);
+    if (pieces->read == NULL) return tl_error_copy(ret_error, &response_out_of_memory);
+    pieces->piece = piece;
+    pieces->len_bytes = len_bytes;
+    return TL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------- registering -- */
 
 static void registered(struct tl_closure *closure)
 {
@@ -93,16 +157,17 @@ void response_prepare(struct response *response)
     struct tl_engine *engine = response->conn->engine;
     struct tl_tensor *tensor = response->offer.tensor;
     const struct tl_offer *offer = &response->offer;
+    bool is_on_device = response_is_on_device(response);
     response->may_change = tl_tensor_may_change(tensor);
     response->is_done_wanted =
         response->wants_checksum || response->may_change || offer->step != response->expected_step;
-    bool is_direct =
-        !engine->options.is_bounce_forced && (!engine->provider->limits.needs_regions ||
-                                              tl_memory_pin(engine->memory, tensor, TL_REGION_READ, &response->pin));
+    bool is_direct = !engine->options.is_bounce_forced && !is_on_device &&
+                     (!engine->provider->limits.needs_regions ||
+                      tl_memory_pin(engine->memory, tensor, TL_REGION_READ, &response->pin));
     bool is_small = conn_is_small(response->conn, tensor);
     if (is_direct) {
         response_handle(response, RESPONSE_EVENT_READY);
-    } else if (engine->options.is_bounce_forced || is_small) {
+    } else if (engine->options.is_bounce_forced || is_small || is_on_device) {
         response->is_sender_copying = true;
         response_handle(response, RESPONSE_EVENT_READY);
     } else {

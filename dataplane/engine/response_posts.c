@@ -8,6 +8,7 @@
 
 #include "base/arith.h"
 #include "base/error.h"
+#include "tensor/piece.h"
 
 #define MIN_BOUNCING_BYTES ((uint64_t)16 * 1024)
 #define BOUNCING_PIECES 16
@@ -97,11 +98,11 @@ static void piece_done(struct tl_work *work, enum tl_status status)
     struct tl_conn *conn = response->conn;
     conn_block_destroy(conn->engine->memory, &piece->block, &piece->pin);
     if (piece == &response->first_piece) {
-        response->is_first_piece_used = false;
+        response->pieces.is_first_used = false;
     } else {
         free(piece);
     }
-    response->pieces_out--;
+    response->pieces.out--;
     response->is_flushed |= status != TL_OK;
     if (status == TL_OK) conn_peer_seen(conn);
     conn_space_freed(conn);
@@ -111,12 +112,12 @@ static void piece_done(struct tl_work *work, enum tl_status status)
 static struct piece *piece_create(struct response *response)
 {
     struct piece *piece;
-    if (response->is_first_piece_used) {
+    if (response->pieces.is_first_used) {
         piece = calloc(1, sizeof(*piece));
         if (piece == NULL) return NULL;
     } else {
         piece = &response->first_piece;
-        response->is_first_piece_used = true;
+        response->pieces.is_first_used = true;
     }
     *piece = (struct piece){.work = {.magic = TL_WORK_MAGIC, .done = piece_done}, .response = response};
     return piece;
@@ -125,7 +126,7 @@ static struct piece *piece_create(struct response *response)
 static void piece_destroy(struct response *response, struct piece *piece)
 {
     if (piece == &response->first_piece) {
-        response->is_first_piece_used = false;
+        response->pieces.is_first_used = false;
     } else {
         free(piece);
     }
@@ -168,10 +169,59 @@ bool response_has_hash_state(struct response *response)
     return response->hash_state != NULL && XXH3_64bits_reset(response->hash_state) == XXH_OK;
 }
 
-static bool fail(struct response *response, const struct tl_error *error)
+void response_stop_reading(struct response *response)
 {
-    response_fail(response, error);
-    return false;
+    struct response_pieces *pieces = &response->pieces;
+    if (pieces->piece == NULL) return;
+    tl_piece_put(pieces->read);
+    conn_block_destroy(response->conn->engine->memory, &pieces->piece->block, &pieces->piece->pin);
+    piece_destroy(response, pieces->piece);
+    pieces->piece = NULL;
+    pieces->read = NULL;
+}
+
+/* Makes the next piece, with a copy in the pool if the bytes are copied. NULL: there will be memory later, or the
+ * response has failed. */
+static struct piece *make_piece(struct response *response, const uint8_t *source, uint64_t len_bytes)
+{
+    struct tl_error error;
+    if (response->is_sender_copying && response->pieces.out >= MAX_BOUNCES)
+        return NULL; /* queued again when a piece is done */
+    if (tl_tensor_check_readable(response->offer.tensor, response->posted_bytes, len_bytes, &error) != TL_OK) {
+        response_fail(response, &error);
+        return NULL;
+    }
+    struct piece *piece = response_has_hash_state(response) ? piece_create(response) : NULL;
+    if (piece == NULL) {
+        response_fail(response, &response_out_of_memory);
+        return NULL;
+    }
+    if (!response->is_sender_copying) return piece;
+    enum tl_status status = response_bounce(response, piece, source, len_bytes, &error);
+    if (status == TL_OK) return piece;
+    piece_destroy(response, piece);
+    if (status == TL_UNAVAILABLE || response->pieces.out > 0) return NULL;
+    tl_error_prefix(&error, "%s cannot be sent through the pool: ", response->key);
+    response_fail(response, &error);
+    return NULL;
+}
+
+/* Takes the next piece of a value on a device, if it was read; else has it read. NULL: later, or the response has
+ * failed. */
+static struct piece *take_read_piece(struct response *response, uint64_t len_bytes)
+{
+    struct response_pieces *pieces = &response->pieces;
+    struct tl_error error;
+    if (pieces->read != NULL) return NULL;
+    struct piece *piece = pieces->piece;
+    pieces->piece = NULL;
+    if (piece != NULL) return piece;
+    piece = make_piece(response, NULL, len_bytes);
+    if (piece == NULL || response_read_from_device(response, piece, len_bytes, &error) == TL_OK) return NULL;
+    conn_block_destroy(response->conn->engine->memory, &piece->block, &piece->pin);
+    piece_destroy(response, piece);
+    response_fail(response, &error);
+    return NULL;
 }
 
 /* Posts the next piece of the tensor. Returns true when more is to be posted and may be posted now. */
@@ -179,32 +229,19 @@ static bool post_piece(struct response *response)
 {
     struct tl_conn *conn = response->conn;
     const struct tl_tensor *tensor = response->offer.tensor;
+    bool is_on_device = response_is_on_device(response);
     uint64_t left_bytes = tl_tensor_size_bytes(tensor) - response->posted_bytes;
-    uint64_t piece_bytes = most_bytes(response);
-    uint64_t len_bytes = tl_min_u64(left_bytes, piece_bytes);
-    const uint8_t *source = (const uint8_t *)tl_tensor_data(tensor) + response->posted_bytes;
-    if (response->is_sender_copying && response->pieces_out >= MAX_BOUNCES)
-        return false; /* queued again when a piece is done */
-    struct tl_error error;
-    if (tl_tensor_check_readable(tensor, response->posted_bytes, len_bytes, &error) != TL_OK) {
-        return fail(response, &error);
-    }
-    struct piece *piece = response_has_hash_state(response) ? piece_create(response) : NULL;
-    if (piece == NULL) return fail(response, &response_out_of_memory);
-    enum tl_status status =
-        response->is_sender_copying ? response_bounce(response, piece, source, len_bytes, &error) : TL_OK;
-    if (status != TL_OK) {
-        piece_destroy(response, piece);
-        if (status == TL_UNAVAILABLE || response->pieces_out > 0) return false;
-        tl_error_prefix(&error, "%s cannot be sent through the pool: ", response->key);
-        return fail(response, &error);
-    }
+    uint64_t len_bytes = tl_min_u64(left_bytes, most_bytes(response));
+    const uint8_t *source = is_on_device ? NULL : (const uint8_t *)tl_tensor_data(tensor) + response->posted_bytes;
+    struct piece *piece = is_on_device ? take_read_piece(response, len_bytes) : make_piece(response, source, len_bytes);
+    if (piece == NULL) return false;
+    if (piece->block != NULL) source = tl_tensor_data(piece->block);
     const struct tl_region *region = response->is_sender_copying ? piece->pin.region : response->pin.region;
     uint32_t immediate = response->handle | (response->is_sender_copying ? TL_IMMEDIATE_SENDER_COPYING : 0) |
                          (response->is_done_wanted ? TL_IMMEDIATE_DONE_FOLLOWS : 0);
-    response->pieces_out++;
-    conn_post_write(conn, region, piece->block != NULL ? tl_tensor_data(piece->block) : source, len_bytes,
-                    &response->destination, response->posted_bytes, immediate, &piece->work);
+    response->pieces.out++;
+    conn_post_write(conn, region, source, len_bytes, &response->destination, response->posted_bytes, immediate,
+                    &piece->work);
     response_read_piece(response, source, len_bytes);
     response->posted_bytes += len_bytes;
     return len_bytes < left_bytes || response->is_done_wanted;
@@ -217,7 +254,7 @@ static void finish(struct response *response)
     const struct tl_tensor *tensor = response->offer.tensor;
     struct tl_error error;
     if (response->may_change) {
-        if (response->pieces_out > 0) return;
+        if (response->pieces.out > 0) return;
         if (tl_tensor_check_readable(tensor, 0, tl_tensor_size_bytes(tensor), &error) != TL_OK) {
             response_fail(response, &error);
             return;

@@ -33,7 +33,7 @@ static bool is_all_written(const struct response *response)
 
 static bool is_anything_out(const struct response *response)
 {
-    return response->pieces_out > 0 || response->is_message_out || response->source.is_exposed ||
+    return response->pieces.out > 0 || response->is_message_out || response->source.is_exposed ||
            response->is_registering || response->memory_wait != NULL;
 }
 
