@@ -4,7 +4,7 @@
  *
  * Happy path: list what is published, choose by patterns, make the file beside its final name and map it, receive every
  * tensor straight into its place, check each by a checksum, compare with another file when asked, make the file
- * durable, rename it.
+ * durable, rename it. With --device each tensor is received into memory of a GPU and copied into its place from there.
  *
  * Failure modes: whatever fails before the rename leaves nothing behind, also a signal. A tensor that is replaced by
  * one of another shape between the listing and its transfer does not fit its place: then everything is done again,
@@ -175,10 +175,21 @@ static enum tl_status attempt(struct tl_pull *pull, struct tl_error *ret_error)
     return status;
 }
 
+/* Opens the device before anything is asked for, which loads CUDA. Without --device nothing is done. */
+static enum tl_status open_device(const struct tl_pull *pull, struct tl_error *ret_error)
+{
+    char name[TL_DEVICE_TEXT_BYTES];
+    if (pull->device.kind == TL_DEVICE_HOST) return TL_OK;
+    enum tl_status status = tl_device_open(pull->device, ret_error);
+    if (status != TL_OK) tl_error_prefix(ret_error, "--device %s: ", tl_device_format(pull->device, name));
+    return status;
+}
+
 static int run(struct tl_pull *pull)
 {
     struct tl_error error = {.code = TL_OK};
     enum tl_status status = tl_guard_mapped_files(&error);
+    if (status == TL_OK) status = open_device(pull, &error);
     if (status == TL_OK) status = attempt(pull, &error);
     if (status != TL_OK && pull->is_misfit) {
         clear_attempt(pull);
@@ -199,6 +210,9 @@ static int run(struct tl_pull *pull)
 }
 
 /* ------------------------------------------------------------------------------------------------------- flags -- */
+
+/* So many fit into a number of 32 bits. */
+#define MAX_DEVICE_DIGITS 9
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -237,12 +251,25 @@ static int choose_format(struct tl_pull *pull, char *output, const struct tl_opt
     return -1;
 }
 
+/* Reads "gpu:0"; -1, or the exit code. */
+static int choose_device(struct tl_pull *pull, const char *text, const struct tl_options *options)
+{
+    const char *number = strncmp(text, "gpu:", 4) == 0 ? text + 4 : "";
+    size_t digit_count = strspn(number, "0123456789");
+    if (digit_count == 0 || digit_count > MAX_DEVICE_DIGITS || number[digit_count] != '\0')
+        return tl_options_refuse(options, "--device %s: not a GPU; write one as gpu:0, and see tensorlane devices",
+                                 text);
+    pull->device = (struct tl_device){.kind = TL_DEVICE_CUDA, .index = (int32_t)strtol(number, NULL, 10)};
+    return -1;
+}
+
 #define WORD_OF(value, word) word ", "
 
 static int parse_and_run(struct tl_pull *pull, int argc, char **argv)
 {
     int first;
     char *output = NULL;
+    const char *device = NULL;
     bool is_checked = true;
     const struct tl_option items[] = {
         TL_TARGET_OPTIONS(&pull->target, "from"),
@@ -250,6 +277,8 @@ static int parse_and_run(struct tl_pull *pull, int argc, char **argv)
         {"format", 0, TL_OPTION_TEXT, &pull->format, "FORMAT", "safetensors, or npy: NAME.npy, or a folder of them"},
         {"protocol", 0, TL_OPTION_TEXT, &pull->target.protocol, "PROTOCOL",
          TL_PROTOCOLS(WORD_OF) "instead of the configuration's"},
+        {"device", 0, TL_OPTION_TEXT, &device, "DEVICE",
+         "receive into the memory of this GPU (gpu:0) and write from there"},
         {"exclude", 'x', TL_OPTION_TEXTS, &pull->excluded, "PATTERN", "leave out what matches; may be repeated"},
         {"checksum", 0, TL_OPTION_FLAG, &is_checked, NULL, "verify every tensor end to end (the default)"},
         {"no-checksum", 0, TL_OPTION_FLAG, &pull->is_unchecked, NULL, "do not"},
@@ -274,7 +303,8 @@ static int parse_and_run(struct tl_pull *pull, int argc, char **argv)
     pull->is_unchecked = pull->is_unchecked || !is_checked;
     pull->patterns = (const char *const *)argv + first;
     pull->pattern_count = (size_t)(argc - first);
-    code = choose_format(pull, output, &options);
+    code = device ? choose_device(pull, device, &options) : -1;
+    if (code < 0) code = choose_format(pull, output, &options);
     if (code < 0) code = tl_target_resolve(&pull->target, &options);
     return code >= 0 ? code : run(pull);
 }

@@ -10,6 +10,7 @@
 #include "server/cli/options.h"
 #include "server/cli/progress.h"
 #include "server/cli/target.h"
+#include "tensor/device.h"
 #include "tensor/tensor_file.h"
 
 /* One tensor that is pulled. */
@@ -31,6 +32,7 @@ struct tl_pull {
     const char *output;
     const char *format;
     const char *compare_path; /* file whose tensors must equal the received ones; NULL: none */
+    struct tl_device device;  /* tensors are received into its memory and copied from there into the output */
     struct tl_texts excluded;
     const char *const *patterns;
     size_t pattern_count;
@@ -62,7 +64,8 @@ struct tl_pull {
 
 /* Receives every item into its destination, all verified unless is_unchecked. Progress goes to stderr. Errors: the
  * error of the first tensor that failed, naming it; the others are given up. TL_DEADLINE_EXCEEDED: nothing has moved
- * for the target's time-out, naming the state of the worker. TL_CANCELLED: a signal came. */
+ * for the target's time-out, naming the state of the worker. TL_CANCELLED: a signal came. With a device, which is open,
+ * also those of tl_tensor_copy. */
 enum tl_status tl_pull_receive(struct tl_pull *pull, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Compares what was received with the tensors of compare_path, byte by byte.

@@ -7,6 +7,10 @@
  * pause has a time limit: when neither a byte nor a completion has come for the time-out, everything is given up and
  * the error says what state the worker is in. A worker that has gone is waited for, one that refuses us is not: what is
  * at its address now is another task or another release.
+ *
+ * With --device each tensor is received into new memory of that device. When it is complete, this thread copies it into
+ * its destination, which is in host memory, and gives the device memory back. So that a file may be larger than that
+ * memory, no more tensors are asked for while MAX_DEVICE_BYTES of it are in use or about to be.
  */
 #include <stdio.h>
 #include <string.h>
@@ -19,6 +23,8 @@
 #include "server/cli/pull.h"
 
 #define MAX_OUTSTANDING 256
+/* The tensor that reaches or exceeds this is the last one. */
+#define MAX_DEVICE_BYTES (UINT64_C(256) << 20)
 #define BATCH 64
 /* How often signals, progress and pauses are looked at. */
 #define TICK_NS (50 * TL_NS_PER_MS)
@@ -33,6 +39,7 @@ struct receiver {
     struct tl_cq *cq;
     size_t next;             /* item to ask for */
     size_t open_count;       /* asked for and not completed */
+    uint64_t open_bytes;     /* the same; on a device, they are also in use until they have been copied */
     uint64_t moved_bytes;    /* at the last look */
     size_t received_count;   /* at the last look */
     int64_t last_moved_ns;   /* when something moved last */
@@ -42,13 +49,27 @@ struct receiver {
     struct tl_error trouble; /* latest error of the connection; message "": none so far */
 };
 
+static bool is_on_device(const struct tl_pull *pull)
+{
+    return pull->device.kind != TL_DEVICE_HOST;
+}
+
+static bool may_submit(const struct receiver *receiver)
+{
+    const struct tl_pull *pull = receiver->pull;
+    return receiver->next < pull->listing.count && receiver->open_count < MAX_OUTSTANDING &&
+           (!is_on_device(pull) || receiver->open_bytes < MAX_DEVICE_BYTES);
+}
+
 static enum tl_status submit(struct receiver *receiver, struct tl_error *ret_error)
 {
     struct tl_pull *pull = receiver->pull;
-    while (receiver->next < pull->listing.count && receiver->open_count < MAX_OUTSTANDING) {
+    while (may_submit(receiver)) {
         struct tl_pull_item *item = &pull->items[receiver->next];
-        const struct tl_recv_options options = {
-            .size_bytes = sizeof(options), .destination = item->destination, .wants_checksum = !pull->is_unchecked};
+        const struct tl_recv_options options = {.size_bytes = sizeof(options),
+                                                .destination = is_on_device(pull) ? NULL : item->destination,
+                                                .wants_checksum = !pull->is_unchecked,
+                                                .device = pull->device};
         tl_op_id op;
         enum tl_status status = tl_recv(receiver->worker, receiver->peer, item->listed->key, item->listed->step,
                                         &options, TL_TIMEOUT_NONE, receiver->cq, item, &op, ret_error);
@@ -58,6 +79,7 @@ static enum tl_status submit(struct receiver *receiver, struct tl_error *ret_err
         }
         receiver->next++;
         receiver->open_count++;
+        receiver->open_bytes += item->listed->meta_data.size_bytes;
     }
     return TL_OK;
 }
@@ -82,13 +104,27 @@ static void note_transport(struct receiver *receiver, struct tl_pull_item *item)
     snprintf(item->transport, sizeof(item->transport), "%s", receiver->transport);
 }
 
+/* Whether the tensor was replaced by one of another shape, which does not fit its place in the output. */
+static bool is_misfit(const struct tl_pull *pull, const struct tl_completion *completion)
+{
+    const struct tl_pull_item *item = completion->user_data;
+    if (!is_on_device(pull)) return completion->status.code == TL_FAILED_PRECONDITION;
+    return completion->status.code == TL_OK &&
+           !tl_meta_data_is_equal(tl_tensor_meta_data(completion->tensor), &item->listed->meta_data);
+}
+
 static void take_completion(struct receiver *receiver, const struct tl_completion *completion)
 {
     struct tl_pull *pull = receiver->pull;
     struct tl_pull_item *item = completion->user_data;
+    struct tl_error result = completion->status;
+    bool was_replaced = is_misfit(pull, completion);
+    if (is_on_device(pull) && result.code == TL_OK)
+        result.code = tl_tensor_copy(item->destination, completion->tensor, &result);
     receiver->open_count--;
+    receiver->open_bytes -= item->listed->meta_data.size_bytes;
     tl_tensor_put(completion->tensor);
-    if (completion->status.code == TL_OK) {
+    if (result.code == TL_OK) {
         item->is_received = true;
         item->is_verified = completion->is_verified;
         item->path = completion->path;
@@ -101,8 +137,8 @@ static void take_completion(struct receiver *receiver, const struct tl_completio
         return;
     }
     if (receiver->error.code != TL_OK) return;
-    receiver->error = completion->status;
-    pull->is_misfit = completion->status.code == TL_FAILED_PRECONDITION;
+    receiver->error = result;
+    pull->is_misfit = was_replaced;
     name_tensor(&receiver->error, item->listed->key);
 }
 

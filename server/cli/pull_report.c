@@ -89,6 +89,7 @@ static void put_details(const struct tl_pull *pull, struct tl_json_out *root)
 static bool print_json(const struct tl_pull *pull, const struct tl_error *error)
 {
     size_t counts[PATH_COUNT] = {0};
+    char device[TL_DEVICE_TEXT_BYTES];
     /* Nothing is asked for when a pattern matches nothing. */
     size_t failed = pull->unmatched_count > 0 ? pull->unmatched_count
                                               : pull->listing.count - pull->received_count + pull->mismatched_count;
@@ -116,6 +117,7 @@ static bool print_json(const struct tl_pull *pull, const struct tl_error *error)
     tl_json_out_put_text(root, "from", pull->target.name);
     tl_json_out_put_text(root, "address", pull->target.address);
     tl_json_out_put_text(root, "output", pull->output);
+    tl_json_out_put_text(root, "device", tl_device_format(pull->device, device));
     tl_json_out_put_annotations(tl_json_out_put_object(root, "metadata"), pull->annotations);
     tl_json_out_put_bool(root, "complete", error->code == TL_OK);
     if (error->code != TL_OK) tl_json_out_put_text(root, "error", error->message);

@@ -59,6 +59,49 @@ class PullCase(cli_support.Case):
     def assert_nothing_left(self):
         self.assertEqual(os.listdir(self.folder / "output"), [])
 
+    def publish_strings(self, address, key):
+        try:
+            import grpc
+            from tensorlane.v1 import transfer_pb2
+        except ImportError as lacking:
+            self.skipTest(f"{lacking.name} is not installed")
+        data = struct.pack("<QQ", 1, 2) + b"abc"
+        request = transfer_pb2.PublishRequest(key=key, step=0, data=data, meta_data=transfer_pb2.MetaData(
+            dtype=transfer_pb2.STRING, dims=[2], size_bytes=len(data)))
+        with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            call = channel.stream_unary("/tensorlane.v1.Transfer/Publish",
+                                        request_serializer=transfer_pb2.PublishRequest.SerializeToString,
+                                        response_deserializer=transfer_pb2.PublishResponse.FromString)
+            call(iter([request]), timeout=PATIENCE)
+
+    def pull_while_the_shape_changes(self, *arguments, **options):
+        """Each pull sees the shape that was listed or another one: it succeeds or fails with an error."""
+        cluster = self.serve({"a": ("F32", (8,), bytes(32))})
+        files = [write_safetensors(self.folder / f"{n}.safetensors", {"a": ("F32", (n,), bytes(4 * n))})
+                 for n in (3, 8)]
+        stop = threading.Event()
+
+        def republish():
+            while not stop.is_set():
+                for path in files:
+                    run("push", path, "--address", cluster.address(), "--quiet")
+
+        thread = threading.Thread(target=republish)
+        thread.start()
+        try:
+            for _ in range(10):
+                result = run("pull", *self.target, "-o", self.out(), *arguments, **options)
+                self.assertIn(result.returncode, (0, 1), result.stderr)
+                if result.returncode == 0:
+                    self.assertIn(read_safetensors(self.out())["a"][1], ((3,), (8,)))
+                    self.out().unlink()
+                else:
+                    self.assertRegex(result.stderr, "tensor 'a': ")
+                self.assert_nothing_left()
+        finally:
+            stop.set()
+            thread.join()
+
 
 class Pull(PullCase):
     def test_everything(self):
@@ -322,21 +365,6 @@ class Refused(PullCase):
         self.assert_run(0, "pull", *self.target, "-o", self.out(), "--exclude", "vocabulary")
         self.assertEqual(set(read_safetensors(self.out())), set(self.tensors))
 
-    def publish_strings(self, address, key):
-        try:
-            import grpc
-            from tensorlane.v1 import transfer_pb2
-        except ImportError as lacking:
-            self.skipTest(f"{lacking.name} is not installed")
-        data = struct.pack("<QQ", 1, 2) + b"abc"
-        request = transfer_pb2.PublishRequest(key=key, step=0, data=data, meta_data=transfer_pb2.MetaData(
-            dtype=transfer_pb2.STRING, dims=[2], size_bytes=len(data)))
-        with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-            call = channel.stream_unary("/tensorlane.v1.Transfer/Publish",
-                                        request_serializer=transfer_pb2.PublishRequest.SerializeToString,
-                                        response_deserializer=transfer_pb2.PublishResponse.FromString)
-            call(iter([request]), timeout=PATIENCE)
-
     def test_json_has_errors_too(self):
         self.serve()
         result = self.pull_error("nothing published matches", "zzz*", "--json")
@@ -459,32 +487,7 @@ class Broken(PullCase):
         self.assertIn("1 tensor,", self.assert_run(0, "ls", *self.target).stdout)
 
     def test_a_tensor_changes_its_shape_meanwhile(self):
-        """Each pull sees the shape that was listed or another one: it succeeds or fails with an error."""
-        cluster = self.serve({"a": ("F32", (8,), bytes(32))})
-        files = [write_safetensors(self.folder / f"{n}.safetensors", {"a": ("F32", (n,), bytes(4 * n))})
-                 for n in (3, 8)]
-        stop = threading.Event()
-
-        def republish():
-            while not stop.is_set():
-                for path in files:
-                    run("push", path, "--address", cluster.address(), "--quiet")
-
-        thread = threading.Thread(target=republish)
-        thread.start()
-        try:
-            for _ in range(10):
-                result = run("pull", *self.target, "-o", self.out())
-                self.assertIn(result.returncode, (0, 1), result.stderr)
-                if result.returncode == 0:
-                    self.assertIn(read_safetensors(self.out())["a"][1], ((3,), (8,)))
-                    self.out().unlink()
-                else:
-                    self.assertRegex(result.stderr, "tensor 'a': ")
-                self.assert_nothing_left()
-        finally:
-            stop.set()
-            thread.join()
+        self.pull_while_the_shape_changes()
 
     def test_the_disk_is_full(self):
         self.serve_big()
