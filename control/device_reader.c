@@ -10,25 +10,18 @@
 #include "tensor/piece.h"
 #include "tensor/tensor.h"
 
-/* Bytes up to which copying costs less than a slice that refers to a block. */
-#define COPY_BYTES (64 * 1024)
-
 static void put_piece(void *piece)
 {
     tl_piece_put(piece);
 }
 
-/* The bytes of a piece from `skip` on; the piece is gone, or kept by the slice. */
+/* The bytes of a piece from `skip` on; the piece is the slice's. */
 static grpc_slice slice_of(struct tl_device_reader *reader, struct tl_piece *piece, uint64_t skip)
 {
     unsigned char *bytes = (unsigned char *)tl_piece_data(piece) + skip;
     size_t count = (size_t)(tl_piece_len_bytes(piece) - skip);
-    if (count > COPY_BYTES && tl_piece_keep(piece))
-        return grpc_slice_new_with_user_data(bytes, count, put_piece, piece);
-    grpc_slice slice = grpc_slice_from_copied_buffer((const char *)bytes, count);
-    *reader->copied_bytes += count;
-    tl_piece_put(piece);
-    return slice;
+    if (tl_piece_is_copied(piece)) *reader->copied_bytes += count;
+    return grpc_slice_new_with_user_data(bytes, count, put_piece, piece);
 }
 
 static void post(void *loop, struct tl_closure *closure)

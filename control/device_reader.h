@@ -6,9 +6,6 @@
  * taken; `came` is called for each piece; tl_device_reader_take gives slices of what was read, in order, and
  * tl_device_reader_go_on reads on. Each piece is hashed on the way, if asked for.
  *
- * A piece that was read occupies one of the few blocks of the device. A peer that takes nothing must not keep it from
- * others, so only some blocks are kept until gRPC has sent them; what else is read is copied.
- *
  * Failure modes: a device that fails, and no memory, come to `came`; the reader then must be ended. It may be ended at
  * any time: a piece that is being read holds its own reference to the tensor until the device is done.
  *
@@ -40,12 +37,13 @@ struct tl_device_reader {
     /* A piece was read; or the status says why it was not. */
     void (*came)(struct tl_device_reader *reader, const struct tl_error *status);
 
+    bool is_fence_reached; /* that of the tensor need not be waited for */
+
     /* The reader's own. */
     struct tl_piece *piece; /* being read; NULL: none */
     grpc_slice slices[TL_DEVICE_READER_SLICES];
     unsigned count;
     uint64_t read_bytes; /* so many bytes of the tensor, from its first, were read */
-    bool is_fence_reached;
 };
 
 /* Begins to read. Errors: TL_RESOURCE_EXHAUSTED: no memory. */

@@ -7,8 +7,8 @@
  * are on the device, and a checksum is wanted, they are read back, so that it covers what the device holds.
  *
  * While bytes wait, the peer is not read, so that a link keeps the bytes of one frame at most. They wait for the device
- * only and never for a stream of the caller, because a receive asks for its tensor after its destination may be
- * written.
+ * and not for a stream of the caller, because a receive asks for its tensor after its destination may be written. Only
+ * memory for a new tensor may have to wait for frees, and these for kernels, when the device is full.
  *
  * Failure modes: a fetch may leave its link in the middle. The device must let go of the destination before the fetch
  * is done; until then its entry belongs to no link. What was put into blocks counts as received, unless a copy fails.
@@ -41,9 +41,6 @@ struct link_landing {
 
 enum tl_status link_landing_begin(struct link_fetch *entry, struct tl_error *ret_error)
 {
-    if (entry->landing != NULL)
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: %s begins it twice", entry->fetch->key,
-                            entry->link->peer.name);
     struct link_landing *landing = calloc(1, sizeof(*landing));
     if (landing == NULL)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for bytes on their way to a device",
@@ -186,6 +183,7 @@ static void finish(struct link_fetch *entry, const struct tl_error *status)
     const struct tl_error *end = landing->end;
     landing->end = NULL;
     landing_free(entry);
+    fetch->transport_state = NULL;
     free(entry);
     fetch->ops->done(fetch, tl_error_kept(end));
     tl_error_drop(end);
@@ -275,6 +273,7 @@ void link_landing_placed(struct tl_fetch *fetch, const struct tl_error *status)
 {
     struct link_fetch *entry = fetch->transport_state;
     struct tl_error error = *status;
+    if (entry == NULL || entry->link == NULL) return; /* it has left its link */
     if (error.code != TL_OK || tl_fetch_place(fetch, &error) != TL_OK) {
         link_fetch_fail(entry, &error);
         return;

@@ -126,6 +126,7 @@ struct link_fetch {
 };
 
 /*
+ *   WAITING --reply: offer on a device--> FENCED --stream is so far--> READY
  *   WAITING --reply: offer--> READY ---may--> ACTIVE --all sent, one-shot--> SENT --received--> (freed)
  *      |    <-has let go: asks-/  \             |  \---all sent, published--> (freed)
  *      |                   on a device: STAGING <-nothing read-/ --a piece was read--> ACTIVE
@@ -134,6 +135,7 @@ struct link_fetch {
  */
 enum serve_state {
     SERVE_WAITING, /* for the source's reply */
+    SERVE_FENCED,  /* until a stream has come so far that its value on a device may be read */
     SERVE_READY,   /* until so little is in flight that it may be sent */
     SERVE_ACTIVE,  /* until the frame has space for a piece of it */
     SERVE_STAGING, /* until a piece of it was read from its device */
@@ -160,8 +162,9 @@ struct link_serve {
     uint64_t resume_offset;
     struct tl_offer offer; /* from READY to SENT; holds the tensor's reference until all is sent. READY, and the tensor
                               is NULL: the value was let go, and the source is asked again before it is sent */
-    uint64_t ready_bytes;  /* READY: left to send of the value that was offered */
-    bool is_asking_again;  /* the source is being asked for the value that was let go */
+    uint64_t ready_bytes;  /* FENCED, READY: left to send of the value that was offered */
+    struct tl_piece *fence_wait; /* FENCED: what it waits for; else NULL */
+    bool is_asking_again;        /* the source is being asked for the value that was let go */
     uint64_t sent_bytes;
     uint64_t hashed_bytes;
     bool is_announced;              /* the meta-data was sent */

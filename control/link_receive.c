@@ -62,8 +62,8 @@ static bool take_off(struct link_fetch *entry, const struct tl_error *error)
 {
     HASH_DEL(entry->link->fetches, entry);
     tl_list_remove(&entry->request_link);
-    entry->fetch->transport_state = NULL;
     if (entry->landing != NULL && !link_landing_end(entry, error)) return false;
+    entry->fetch->transport_state = NULL;
     free(entry);
     return true;
 }
@@ -74,6 +74,7 @@ static void end_fetch(struct link_fetch *entry, const struct tl_error *error)
     struct tl_fetch *fetch = entry->fetch;
     struct tl_link *link = entry->link;
     if (take_off(entry, error)) fetch->ops->done(fetch, error);
+    if (link->state == LINK_DRAINING) link_flush_later(link);
     link_read_on(link);
 }
 
@@ -107,6 +108,7 @@ bool tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch)
         tl_list_remove(&fetch->transport_link);
         return true;
     }
+    if (entry->link == NULL) return false; /* it has ended, and the link may be gone */
     bool was_asked = !tl_list_is_linked(&entry->request_link);
     uint64_t number = entry->number;
     struct tl_error error;
@@ -177,6 +179,10 @@ static void skip(struct tl_wire_data *data, uint64_t count)
 static enum tl_status begin(struct link_fetch *entry, const Tensorlane__V1__Chunk *chunk, struct tl_error *ret_error)
 {
     struct tl_fetch *fetch = entry->fetch;
+    if (chunk->meta_data != NULL && entry->landing != NULL) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: %s begins it twice", fetch->key,
+                            entry->link->peer.name);
+    }
     if (chunk->meta_data != NULL) {
         struct tl_meta_data meta_data;
         enum tl_status status = tl_wire_to_meta_data(chunk->meta_data, &meta_data, ret_error);

@@ -33,6 +33,7 @@
 #include "base/error.h"
 #include "control/link_internal.h"
 #include "tensor/mapped_tensor.h"
+#include "tensor/piece.h"
 
 #define MAX_REQUESTS 256
 #define MAX_FAILURES 64
@@ -139,14 +140,20 @@ static uint64_t bytes_left(const struct link_serve *entry)
 
 static bool is_unsent(enum serve_state state)
 {
-    return state == SERVE_READY || state == SERVE_ACTIVE || state == SERVE_STAGING || state == SERVE_LEAVING ||
-           state == SERVE_FAILED;
+    return state == SERVE_FENCED || state == SERVE_READY || state == SERVE_ACTIVE || state == SERVE_STAGING ||
+           state == SERVE_LEAVING || state == SERVE_FAILED;
 }
 
 /* Whether what is left of the value counts as being sent. */
 static bool is_active(enum serve_state state)
 {
     return state == SERVE_ACTIVE || state == SERVE_STAGING;
+}
+
+/* Whether the value is held, and waits for its turn. */
+static bool is_ready(const struct link_serve *entry)
+{
+    return entry->state == SERVE_FENCED || entry->state == SERVE_READY;
 }
 
 static uint64_t referenced_bytes(const struct tl_link *link)
@@ -160,15 +167,23 @@ static void serve_set_state(struct link_serve *entry, enum serve_state state)
     struct tl_link *link = entry->link;
     uint64_t before_bytes = referenced_bytes(link);
     if (is_active(entry->state)) link->answers.active_bytes -= bytes_left(entry);
-    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.ready_bytes -= entry->ready_bytes;
+    if (is_ready(entry) && entry->offer.tensor != NULL) link->answers.ready_bytes -= entry->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count--;
     if (entry->state == SERVE_STAGING) link->answers.staging_count--;
     entry->state = state;
     if (is_active(entry->state)) link->answers.active_bytes += bytes_left(entry);
     if (entry->state == SERVE_STAGING) link->answers.staging_count++;
-    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.ready_bytes += entry->ready_bytes;
+    if (is_ready(entry) && entry->offer.tensor != NULL) link->answers.ready_bytes += entry->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count++;
     link->control->referenced_bytes += referenced_bytes(link) - before_bytes;
+}
+
+/* Forgets what is read from a device, or will be. */
+static void stop_reading(struct link_serve *entry)
+{
+    tl_piece_put(entry->fence_wait);
+    entry->fence_wait = NULL;
+    tl_device_reader_end(&entry->reader);
 }
 
 static void serve_free(struct link_serve *entry)
@@ -177,7 +192,7 @@ static void serve_free(struct link_serve *entry)
     serve_set_state(entry, SERVE_SENT);
     HASH_DEL(link->answers.serves, entry);
     tl_list_remove(&entry->place);
-    tl_device_reader_end(&entry->reader);
+    stop_reading(entry);
     tl_tensor_put(entry->offer.tensor);
     XXH3_freeState(entry->hash_state);
     link_status_put(link, entry->failure);
@@ -194,7 +209,7 @@ static void serve_end(struct link_serve *entry, enum tl_serve_end end)
 static void serve_fail(struct link_serve *entry, const struct tl_error *status)
 {
     struct tl_link *link = entry->link;
-    tl_device_reader_end(&entry->reader);
+    stop_reading(entry);
     serve_set_state(entry, SERVE_FAILED);
     entry->failure = link_status_get(link, status);
     tl_list_remove(&entry->place);
@@ -226,6 +241,59 @@ static bool must_let_go(const struct link_serve *entry)
     return !fits_link(entry, referenced_bytes(entry->link)) || !fits_worker(entry);
 }
 
+static void become_ready(struct link_serve *entry)
+{
+    serve_set_state(entry, SERVE_READY);
+    tl_list_push_back(&entry->link->answers.ready, &entry->place);
+    link_flush_later(entry->link);
+}
+
+static void fail_reading(struct link_serve *entry, struct tl_error *error)
+{
+    tl_error_prefix(error, "%s: ", entry->key);
+    serve_fail(entry, error);
+}
+
+static void fence_reached(void *context, struct tl_piece *piece, const struct tl_error *status)
+{
+    struct link_serve *entry = context;
+    struct tl_error error = *status;
+    TL_CHECK(entry->state == SERVE_FENCED && entry->fence_wait == piece);
+    entry->fence_wait = NULL;
+    tl_piece_put(piece);
+    entry->link->stall.has_progressed = true; /* the peer waits for us */
+    if (error.code == TL_OK) {
+        become_ready(entry);
+    } else {
+        fail_reading(entry, &error);
+    }
+}
+
+static void post_to_loop(void *loop, struct tl_closure *closure)
+{
+    tl_loop_post(loop, closure);
+}
+
+/* Waits for the stream of the value. Others pass by meanwhile: the stream may wait for one of them. */
+static void await_fence(struct link_serve *entry)
+{
+    struct tl_tensor *tensor = entry->offer.tensor;
+    const struct tl_piece_options options = {.tensor = tensor,
+                                             .after = tl_tensor_fence(tensor),
+                                             .post = post_to_loop,
+                                             .loop = entry->link->control->loop,
+                                             .notify = fence_reached,
+                                             .context = entry};
+    struct tl_error error;
+    entry->fence_wait = tl_piece_read(&options);
+    if (entry->fence_wait != NULL) {
+        serve_set_state(entry, SERVE_FENCED);
+        return;
+    }
+    tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory to wait for its stream");
+    fail_reading(entry, &error);
+}
+
 static void serve_reply(struct tl_serve *serve, const struct tl_error *status, const struct tl_offer *offer)
 {
     struct link_serve *entry = TL_CONTAINER_OF(serve, struct link_serve, serve);
@@ -253,9 +321,11 @@ static void serve_reply(struct tl_serve *serve, const struct tl_error *status, c
         tl_tensor_put(entry->offer.tensor);
         entry->offer.tensor = NULL;
     }
-    serve_set_state(entry, SERVE_READY);
-    tl_list_push_back(&entry->link->answers.ready, &entry->place);
-    link_flush_later(entry->link);
+    if (entry->offer.tensor != NULL && tl_tensor_fence(entry->offer.tensor) != NULL) {
+        await_fence(entry);
+    } else {
+        become_ready(entry);
+    }
 }
 
 static const struct tl_serve_ops serve_ops = {.reply = serve_reply};
@@ -398,10 +468,10 @@ static bool is_on_device(const struct link_serve *entry)
     return tl_tensor_is_on_device(entry->offer.tensor) && tl_tensor_size_bytes(entry->offer.tensor) > 0;
 }
 
-static void fail_reading(struct link_serve *entry, struct tl_error *error)
+/* Whether nothing is left to be read, also when nothing had to be sent but a checksum. */
+static bool is_all_read(const struct tl_device_reader *reader)
 {
-    tl_error_prefix(error, "%s: ", entry->key);
-    serve_fail(entry, error);
+    return reader->read_bytes == tl_tensor_size_bytes(reader->tensor);
 }
 
 /* A piece of the value was read from its device, or could not be. */
@@ -412,7 +482,7 @@ static void staged(struct tl_device_reader *reader, const struct tl_error *statu
     entry->link->stall.has_progressed = true; /* the peer waits for us */
     if (status->code != TL_OK) {
         fail_reading(entry, &error);
-    } else if (entry->state == SERVE_STAGING && tl_device_reader_bytes(reader) > 0) {
+    } else if (entry->state == SERVE_STAGING && (tl_device_reader_bytes(reader) > 0 || is_all_read(reader))) {
         serve_set_state(entry, SERVE_ACTIVE);
         tl_list_push_back(&entry->link->answers.active, &entry->place);
         link_flush_later(entry->link);
@@ -429,7 +499,8 @@ static void begin_staging(struct link_serve *entry)
                                               .hash_state = entry->hash_state,
                                               .skip_bytes = entry->sent_bytes,
                                               .copied_bytes = &control->stats.bytes_copied_send,
-                                              .came = staged};
+                                              .came = staged,
+                                              .is_fence_reached = true};
     if (tl_device_reader_begin(&entry->reader, &error) != TL_OK) fail_reading(entry, &error);
 }
 
@@ -444,7 +515,7 @@ static void activate_ready(struct tl_link *link)
             continue;
         }
         tl_list_remove(&entry->place);
-        if (is_on_device(entry) && bytes_left(entry) > 0) {
+        if (is_on_device(entry) && (bytes_left(entry) > 0 || entry->hash_state != NULL)) {
             begin_staging(entry);
             continue;
         }

@@ -20,10 +20,13 @@
 /* How often the timer looks in the time that a peer has. */
 #define LOOKS 4
 
-/* What waits for a device does not wait for the peer. */
+/* What waits for a device does not wait for the peer, and neither does what waits behind that. */
 static bool has_unsent(const struct tl_link *link)
 {
-    return link->answers.unsent_count > link->answers.staging_count || !tl_stream_can_send(link->stream);
+    const struct link_answers *answers = &link->answers;
+    bool is_ready = !tl_list_is_empty(&answers->ready) && answers->staging_count == 0;
+    return is_ready || !tl_list_is_empty(&answers->active) || !tl_list_is_empty(&answers->leaving) ||
+           !tl_list_is_empty(&answers->failures) || !tl_stream_can_send(link->stream);
 }
 
 static void end(struct tl_link *link, int64_t stalled_ns)

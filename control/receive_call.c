@@ -58,6 +58,7 @@ struct receive_call {
 static void receive_fail(struct receive_call *receive, const struct tl_error *status)
 {
     receive->state = RECEIVE_ENDED;
+    tl_device_reader_end(&receive->reader);
     tl_service_call_finish(&receive->call, status);
 }
 

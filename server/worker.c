@@ -147,7 +147,7 @@ static enum tl_status show(struct tl_tensor *tensor, struct tl_tensor **ret_show
     struct tl_device_fence *fence = NULL;
     enum tl_status status = tl_tensor_record_fence(tensor, &fence, ret_error);
     if (status != TL_OK) return status;
-    if (fence == NULL) {
+    if (!tl_tensor_is_on_device(tensor)) {
         *ret_shown = tl_tensor_get(tensor);
         return TL_OK;
     }

@@ -291,14 +291,19 @@ static void serve_waits(struct tl_cuda_device *device)
     }
 }
 
-/* Says to those that wait that there are no blocks. */
+/* Pinning has failed: says so to those that wait. Who asks from now on tries again. */
 static void fail_waits(struct tl_cuda_device *device, const struct tl_error *error)
 {
-    for (;;) {
+    lock(device);
+    device->is_pinning = false;
+    struct tl_list *last = tl_list_is_empty(&device->staging_waits) ? NULL : device->staging_waits.prev;
+    unlock(device);
+    while (last) {
         lock(device);
         struct tl_list *link = tl_list_pop_front(&device->staging_waits);
         unlock(device);
         if (!link) return;
+        if (link == last) last = NULL;
         struct tl_staging_wait *wait = TL_CONTAINER_OF(link, struct tl_staging_wait, link);
         wait->ready(wait, NULL, error);
     }
@@ -309,9 +314,6 @@ static void pin_for_waits(struct tl_closure *closure)
     struct tl_cuda_device *device = TL_CONTAINER_OF(closure, struct tl_cuda_device, pin_closure);
     struct tl_error error;
     enum tl_status status = pin_blocks(device, &error);
-    lock(device);
-    device->is_pinning = false;
-    unlock(device);
     if (status == TL_OK) {
         serve_waits(device);
     } else {
@@ -357,7 +359,7 @@ bool tl_device_staging_keep(struct tl_device which)
 {
     struct tl_cuda_device *device = tl_cuda_device_of(which);
     lock(device);
-    bool may_keep = device->kept_blocks < TL_STAGING_KEPT_BLOCKS && tl_list_is_empty(&device->staging_waits);
+    bool may_keep = device->kept_blocks < TL_STAGING_KEPT_BLOCKS;
     if (may_keep) device->kept_blocks++;
     unlock(device);
     return may_keep;
@@ -368,6 +370,14 @@ static void free_block(struct tl_cuda_device *device, void *block)
 {
     size_t offset_bytes = (size_t)((unsigned char *)block - (unsigned char *)device->staging);
     device->is_block_used[offset_bytes / TL_STAGING_BLOCK_BYTES] = false;
+}
+
+void tl_device_staging_decline(struct tl_staging_wait *wait, void *block)
+{
+    struct tl_cuda_device *device = tl_cuda_device_of(wait->device);
+    lock(device);
+    free_block(device, block); /* serve_waits, which has called `ready`, goes on */
+    unlock(device);
 }
 
 void tl_device_staging_put(struct tl_device which, void *block, bool was_kept)

@@ -145,7 +145,7 @@ unsigned tl_device_count_lost(char ret_reason[TL_DEVICE_LOST_BYTES]);
  * wanted. Who has a block gives it back when the copy is over, so that others wait for nothing but the device. */
 #define TL_STAGING_BLOCK_BYTES (UINT64_C(2) << 20)
 #define TL_STAGING_BLOCKS 8
-/* So many blocks may be kept for longer: until gRPC has sent what they hold, for instance. */
+/* So many blocks may be kept for longer: until a loop runs, for instance, or gRPC has sent what they hold. */
 #define TL_STAGING_KEPT_BLOCKS (TL_STAGING_BLOCKS / 2)
 
 /* Takes one block, behind those that asked before, and a second one if it is free and nobody waits for it, so that no
@@ -173,8 +173,10 @@ void tl_device_staging_request(struct tl_staging_wait *wait);
 bool tl_device_staging_cancel(struct tl_staging_wait *wait) TL_MUST_USE;
 /* Takes a block if one is free at once and nobody waits; else NULL. Thread: any, also one that drives a loop. */
 void *tl_device_staging_try(struct tl_device device);
-/* Asks to keep a block that was taken. False: TL_STAGING_KEPT_BLOCKS are kept, or somebody waits. Thread: any. */
+/* Asks to keep a block that was taken. False: TL_STAGING_KEPT_BLOCKS are kept. Thread: any. */
 bool tl_device_staging_keep(struct tl_device device) TL_MUST_USE;
+/* Gives back, in `ready`, the block that it has brought; who waits next gets it. Thread: that of `ready`. */
+void tl_device_staging_decline(struct tl_staging_wait *wait, void *block);
 /* Gives a block back, which may have been kept; no copy may use it any more. Thread: any, also one that drives a loop.
  */
 void tl_device_staging_put(struct tl_device device, void *block, bool was_kept);

@@ -4,7 +4,13 @@
  *
  *   reading:  FENCED --fence reached--> WAITING --block--> COPYING --copied--> RESTING --put--> (freed)
  *   writing:  FENCED --fence reached--> WAITING --block--> FILLING --tl_piece_copy--> COPYING --copied--> RESTING
+ *                                          ^ \--blocks are free--> HINTED --one still is--> FILLING
+ *                                           \------------------------/ none is
  *   any state --failed--> RESTING
+ *
+ * The loop may take long to run, or not run at all for a while. So what waits for it keeps few blocks: bytes that were
+ * read move to memory of their own when half of the blocks are kept, and a piece that would be filled is only told that
+ * a block is free. A piece that was written has none.
  *
  * What a piece waits for ends on other threads. These change the state and post the closure, which calls notify, under
  * the mutex of the piece; whoever puts the piece marks it as given up under the same mutex. So either the closure was
@@ -15,15 +21,20 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "tensor/tensor.h"
 
+/* Bytes up to which a copy costs less than a block that is kept. */
+#define COPY_BYTES (64 * 1024)
+
 enum piece_state {
     FENCED,  /* waits for the fence */
     WAITING, /* for a block */
+    HINTED,  /* for the loop, to look for a block that may be free */
     FILLING, /* for the caller */
     COPYING, /* for the device */
     RESTING, /* for nothing */
@@ -35,9 +46,10 @@ struct tl_piece {
     struct tl_closure closure;
     struct tl_device_copy copy;
     struct tl_staging_wait wait;
-    void *block; /* NULL: not there yet */
-    void *data;  /* the block, as far as the caller knows */
-    bool is_kept;
+    void *block;           /* NULL: not there yet */
+    void *data;            /* the block, as far as the caller knows */
+    bool is_kept;          /* the block counts as kept */
+    bool is_copied;        /* the block is memory of the piece's own */
     pthread_mutex_t mutex; /* guards what follows */
     enum piece_state state;
     bool is_posted; /* the closure is on its way */
@@ -55,9 +67,20 @@ static void unlock(struct tl_piece *piece)
     TL_CHECK(pthread_mutex_unlock(&piece->mutex) == 0);
 }
 
+static void give_block(struct tl_piece *piece)
+{
+    if (piece->is_copied) {
+        free(piece->block);
+    } else if (piece->block) {
+        tl_device_staging_put(piece->copy.device, piece->block, piece->is_kept);
+    }
+    piece->block = NULL;
+    piece->is_kept = false;
+}
+
 static void destroy(struct tl_piece *piece)
 {
-    if (piece->block) tl_device_staging_put(piece->copy.device, piece->block, piece->is_kept);
+    give_block(piece);
     tl_device_fence_put(piece->options.after);
     tl_tensor_put(piece->options.tensor);
     tl_error_drop(piece->failure);
@@ -73,10 +96,18 @@ static void deliver(struct tl_closure *closure)
     bool is_given_up = piece->is_given_up;
     const struct tl_error *failure = piece->failure;
     piece->is_posted = false;
+    bool is_hint = piece->state == HINTED;
+    if (is_hint && !is_given_up) {
+        piece->block = tl_device_staging_try(piece->copy.device);
+        piece->state = piece->block ? FILLING : WAITING;
+    }
+    bool must_wait = piece->state == WAITING;
     piece->data = piece->block;
     unlock(piece);
     if (is_given_up) {
         destroy(piece);
+    } else if (must_wait) {
+        tl_device_staging_request(&piece->wait);
     } else {
         piece->options.notify(piece->options.context, piece, failure ? failure : &success);
     }
@@ -108,10 +139,35 @@ static void arrive(struct tl_piece *piece, enum piece_state state, const struct 
     if (is_given_up) destroy(piece);
 }
 
+/* Leaves the bytes where they can wait for the loop. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+static enum tl_status leave_bytes(struct tl_piece *piece, struct tl_error *ret_error)
+{
+    size_t len_bytes = (size_t)piece->options.len_bytes;
+    piece->is_kept = len_bytes > COPY_BYTES && tl_device_staging_keep(piece->copy.device);
+    if (piece->is_kept) return TL_OK;
+    void *bytes = malloc(len_bytes);
+    if (!bytes) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for bytes of a device");
+    memcpy(bytes, piece->block, len_bytes);
+    give_block(piece);
+    piece->block = bytes;
+    piece->is_copied = true;
+    return TL_OK;
+}
+
 /* The copy is over. Thread: the device's. */
 static void copied(struct tl_device_copy *copy, const struct tl_error *status)
 {
-    arrive(TL_CONTAINER_OF(copy, struct tl_piece, copy), RESTING, status);
+    struct tl_piece *piece = TL_CONTAINER_OF(copy, struct tl_piece, copy);
+    struct tl_error error;
+    tl_error_copy(&error, status);
+    if (piece->is_writing) {
+        give_block(piece);
+    } else if (status->code == TL_OK && leave_bytes(piece, &error) == TL_OK) {
+        error.code = TL_OK;
+    }
+    tl_tensor_put(piece->options.tensor);
+    piece->options.tensor = NULL;
+    arrive(piece, RESTING, &error);
 }
 
 static void start_copy(struct tl_piece *piece)
@@ -132,8 +188,16 @@ static void block_came(struct tl_staging_wait *wait, void *block, const struct t
 {
     struct tl_piece *piece = TL_CONTAINER_OF(wait, struct tl_piece, wait);
     piece->block = block;
-    if (status->code != TL_OK || piece->is_writing) {
-        arrive(piece, FILLING, status);
+    if (status->code != TL_OK) {
+        arrive(piece, RESTING, status);
+    } else if (piece->is_writing) {
+        bool is_kept = tl_device_staging_keep(piece->copy.device);
+        piece->is_kept = is_kept;
+        if (!is_kept) {
+            tl_device_staging_decline(wait, block);
+            piece->block = NULL;
+        }
+        arrive(piece, is_kept ? FILLING : HINTED, status);
     } else if (set_state(piece, COPYING)) {
         start_copy(piece);
     }
@@ -225,11 +289,9 @@ uint64_t tl_piece_len_bytes(const struct tl_piece *piece)
     return piece->options.len_bytes;
 }
 
-bool tl_piece_keep(struct tl_piece *piece)
+bool tl_piece_is_copied(const struct tl_piece *piece)
 {
-    TL_CHECK(!piece->is_kept);
-    piece->is_kept = tl_device_staging_keep(piece->copy.device);
-    return piece->is_kept;
+    return piece->is_copied;
 }
 
 /* Gives the piece up. Returns false, and does nothing, when its copy must be waited for. */

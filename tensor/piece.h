@@ -45,20 +45,20 @@ struct tl_piece *tl_piece_write(const struct tl_piece_options *options);
 /* Starts the copy of the block, which the caller has filled. */
 void tl_piece_copy(struct tl_piece *piece);
 
-/* The block: of a piece that was read, or one that is to be filled; else NULL. */
+/* The bytes of a piece that was read, for as long as it lives, or the block of one that is to be filled; else NULL. */
 void *tl_piece_data(const struct tl_piece *piece);
 uint64_t tl_piece_len_bytes(const struct tl_piece *piece);
 
-/* Asks to keep the block of a piece that was read for longer than this round. False: too many are kept already; the
- * caller copies the bytes and puts the piece. */
-bool tl_piece_keep(struct tl_piece *piece) TL_MUST_USE;
+/* Whether the bytes of a piece that was read were copied once more, so that they keep no block. */
+bool tl_piece_is_copied(const struct tl_piece *piece);
 
 /* Gives the piece up unless its copy has begun and `notify` is still to come. Returns whether the piece is gone, so
  * that nothing touches the memory of the tensor for it. */
 bool tl_piece_stop(struct tl_piece *piece) TL_MUST_USE;
 
 /* Gives the piece up, or back; `notify` is not called any more. A copy that runs ends by itself, and the tensor is kept
- * until then. NULL is accepted. Thread: any, for a piece that was read and is kept. */
+ * until then. NULL is accepted. Thread: any, for a piece
+ * that was read and has notified. */
 void tl_piece_put(struct tl_piece *piece);
 
 #endif

@@ -377,7 +377,7 @@ enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn rele
     tensor->capacity_bytes = base->capacity_bytes;
     tensor->is_read_only = true;
     tensor->device = base->device;
-    tensor->stream = base->stream;
+    tensor->stream = TL_STREAM_NONE; /* that of the base may change; what it held is in the fence */
     tensor->base = tl_tensor_get(base);
     tensor->strings = base->strings;
     tensor->guard = base->guard;

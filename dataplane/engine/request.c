@@ -187,7 +187,10 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
         tl_error_set(&error, is_rerouted ? TL_UNAVAILABLE : message->code, "%s", message->text);
         request->fetch->is_final = message->is_final;
         request->fetch->is_rerouted = is_rerouted;
-        if (is_rerouted) request->fetch->path_reason = tl_reason(message->text);
+        if (is_rerouted) {
+            request->fetch->path_reason = tl_reason(message->text);
+            request->fetch->is_unsettled = true; /* the owner keeps the value for the link */
+        }
         request->is_answered = true;
         request_set_result(request, &error);
         request_handle(request, REQUEST_EVENT_STATUS);

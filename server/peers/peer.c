@@ -38,10 +38,10 @@ static void refused(struct tl_closure *closure)
     request->fetch.ops->done(&request->fetch, &error);
 }
 
-static void refuse(struct tl_peer_request *request)
+static void refuse(struct tl_peer_request *request, const char *reason)
 {
     request->is_refused = true;
-    request->path_reason = tl_data_connections_lasting_reason(&request->peer->data);
+    request->path_reason = reason;
     request->done_closure.run = refused;
     tl_loop_defer(request->peer->worker->loop, &request->done_closure);
 }
@@ -61,7 +61,7 @@ static bool dispatch_probe(struct tl_peer *peer, struct tl_peer_request *request
     if (best != NULL && tl_link_peer(peer->links.link)->serves_probes) {
         tl_session_fetch(best->session, request);
     } else if (tl_data_connections_are_judged(&peer->data)) {
-        refuse(request);
+        refuse(request, tl_data_connections_lasting_reason(&peer->data));
     } else {
         return false;
     }
@@ -74,6 +74,11 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
     struct tl_link *link = peer->links.link;
     if (link == NULL || !tl_link_is_up(link)) return false;
     if (request->is_probe) return dispatch_probe(peer, request);
+    bool is_required = peer->worker->data_plane.is_transport_required;
+    if (request->link_reason != NULL && is_required) {
+        refuse(request, request->link_reason);
+        return true;
+    }
     if (request->link_reason != NULL) {
         send_on_link(link, request, request->link_reason);
         return true;
@@ -88,8 +93,8 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
     case TL_DATA_CONNECTION_AVOID:
         break;
     }
-    if (peer->worker->data_plane.is_transport_required) {
-        refuse(request);
+    if (is_required) {
+        refuse(request, tl_data_connections_lasting_reason(&peer->data));
     } else {
         send_on_link(link, request, tl_data_connections_lasting_reason(&peer->data));
     }

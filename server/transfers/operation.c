@@ -136,14 +136,24 @@ static void deadline_over(struct tl_timer *timer)
     op_end(op, &error);
 }
 
-void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const struct tl_error *status)
+/* Ends the receives of a step, or all of them, that are being delivered, or that are not. */
+static void fail_receives(struct tl_worker *worker, const uint64_t *step, bool is_delivering,
+                          const struct tl_error *status)
 {
     struct tl_op *op;
     struct tl_op *next;
     HASH_ITER(hh, worker->operations.ops, op, next)
     {
-        if (op->kind == TL_OP_RECV && (step == NULL || op->step == *step)) op_end(op, status);
+        bool is_meant = op->kind == TL_OP_RECV && (step == NULL || op->step == *step);
+        if (is_meant && (op->state == OP_DELIVERING) == is_delivering) op_end(op, status);
     }
+}
+
+void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const struct tl_error *status)
+{
+    /* The value of a delivery that ends is offered to the next receive, which must not end while it is looked at. */
+    fail_receives(worker, step, false, status);
+    fail_receives(worker, step, true, status);
 }
 
 /* -------------------------------------------------------------------------------------------------- submitting -- */

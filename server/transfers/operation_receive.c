@@ -181,6 +181,15 @@ static enum tl_status self_borrow(struct tl_worker *worker, struct tl_sender *se
     return status;
 }
 
+/* Puts an alias in the place of a published value on a device: each receiver may set a stream of its own. */
+static enum tl_status self_alias(struct tl_tensor **tensor, struct tl_error *ret_error)
+{
+    struct tl_tensor *value = *tensor;
+    enum tl_status status = tl_tensor_create_alias(value, NULL, NULL, tensor, ret_error);
+    if (status == TL_OK) tl_tensor_put(value);
+    return status;
+}
+
 /* ----------------------------------------------------------------------------------------------------- actions -- */
 
 static void succeed(struct tl_op *op, const struct tl_error *unused)
@@ -288,6 +297,8 @@ static void take_by_reference(struct tl_op *op)
             return;
         }
         problem = self_borrow(op->worker, sender, &tensor, &error);
+    } else if (tl_tensor_is_on_device(tensor)) {
+        problem = self_alias(&tensor, &error);
     }
     if (problem == TL_OK) {
         arrive_from_self(op, tensor);

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "fakes/cluster.h"
+#include "fakes/device_case.h"
 #include "fakes/raw_call.h"
 #include "fakes/run_suite.h"
 #include "tensorlane/v1/transfer.pb-c.h"
@@ -769,6 +770,80 @@ START_TEST(workers_that_ask_much_of_each_other_get_it)
 }
 END_TEST
 
+/* A peer that announces a value twice, the second time as one that cannot lie on the device. */
+START_TEST(begins_twice_on_a_device)
+{
+    const struct tl_recv_options wanted = {.size_bytes = sizeof(wanted), .device = gpu0};
+    setup_cuda();
+    connect_as_peer();
+    enum tl_status status =
+        tl_recv(worker, cluster_peer(worker, 1), "lie", 0, &wanted, CLUSTER_LONG, cq, NULL, NULL, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    uint64_t number = hear_request();
+    struct answer first, second;
+    answer_init(&first, number);
+    first.chunk.len_bytes = 0;
+    answer_init(&second, number);
+    second.meta_data.dtype = TENSORLANE__V1__DTYPE__STRING;
+    second.dims[0] = 3;
+    Chunk *chunks[2] = {&first.chunk, &second.chunk};
+    Frame frame = TENSORLANE__V1__FRAME__INIT;
+    frame.n_chunks = 2;
+    frame.chunks = chunks;
+    frame.data.data = bytes;
+    frame.data.len = sizeof(bytes);
+    say(&frame);
+    struct tl_completion received = cluster_next(cq);
+    ck_assert_int_eq(received.status.code, TL_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(received.status.message, "twice") != NULL, "%s", received.status.message);
+    raw_call_close(&call);
+}
+END_TEST
+
+/* Asks for "x" from this byte of this value on, and returns the checksum of the whole. */
+static uint64_t ask_for_checksum(uint64_t number, uint64_t *publication, uint64_t resume_offset)
+{
+    Tensorlane__V1__Request request = TENSORLANE__V1__REQUEST__INIT, *requests[1] = {&request};
+    Frame frame = TENSORLANE__V1__FRAME__INIT;
+    request.number = number;
+    request.key = (char *)"x";
+    request.wants_checksum = 1;
+    request.publication = *publication;
+    request.resume_offset = resume_offset;
+    frame.n_requests = 1;
+    frame.requests = requests;
+    say(&frame);
+    for (;;) {
+        Frame *answer = hear();
+        ck_assert_ptr_nonnull(answer);
+        for (size_t i = 0; i < answer->n_chunks; i++) {
+            if (!answer->chunks[i]->has_checksum) continue;
+            uint64_t checksum = answer->chunks[i]->checksum;
+            if (answer->chunks[i]->publication != 0) *publication = answer->chunks[i]->publication;
+            forget(answer);
+            return checksum;
+        }
+        forget(answer);
+    }
+}
+
+/* A receiver that has all bytes, and has only lost the connection, gets the checksum of all. */
+START_TEST(resumed_behind_the_last_byte)
+{
+    uint64_t publication = 0;
+    setup_cuda();
+    struct tl_tensor *tensor = bytes_on(_i == 0 ? host : gpu0, 1000);
+    fill(tensor, 3);
+    cluster_publish(worker, "x", 0, tensor);
+    tl_tensor_put(tensor);
+    connect_as_peer();
+    uint64_t checksum = ask_for_checksum(10, &publication, 0);
+    for (uint64_t offset = 0; offset <= 1000; offset += 500)
+        ck_assert_uint_eq(ask_for_checksum(11 + offset, &publication, offset), checksum);
+    raw_call_close(&call);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("link_protocol");
@@ -786,6 +861,8 @@ int main(void)
     tcase_add_test(peer, peer_that_asks_and_does_not_read_stays_bounded);
     tcase_add_test(peer, peer_that_breaks_the_protocol_and_does_not_read_holds_nothing);
     tcase_add_test(peer, workers_that_ask_much_of_each_other_get_it);
+    tcase_add_test(peer, begins_twice_on_a_device);
+    tcase_add_loop_test(peer, resumed_behind_the_last_byte, 0, 2);
     suite_add_tcase(suite, peer);
     return run_suite_in_process(suite);
 }

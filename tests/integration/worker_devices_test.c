@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Tensors on devices, from worker to worker over gRPC: all bytes, what they cost, and what may fail on the way. */
 #include <check.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +39,12 @@ static void setup(void)
 static void setup_small_chunks(void)
 {
     open_with("\"limits\": {\"chunk\": \"64KiB\"}");
+}
+
+/* One value of 100,000 bytes is under way at a time. */
+static void setup_little_inflight(void)
+{
+    open_with("\"timeouts\": {\"stalled\": \"1s\"}, \"limits\": {\"inflight\": \"64KiB\", \"chunk\": \"16KiB\"}");
 }
 
 static void teardown(void)
@@ -206,6 +214,11 @@ END_TEST
 
 static struct tl_tensor *late;
 
+static void do_nothing(void *unused)
+{
+    (void)unused;
+}
+
 static void fill_late(void *context)
 {
     fill(late, *(const unsigned *)context);
@@ -252,6 +265,29 @@ START_TEST(streams_come_first)
     tl_tensor_put(other);
     check_blocks(gpu0);
     check_blocks(gpu1);
+}
+END_TEST
+
+/* A value whose stream is not so far lets others pass, and the peer is not blamed for it. */
+START_TEST(a_stream_holds_up_nothing_else)
+{
+    static const unsigned seed = 7;
+    void *stream = cuda->create_stream(0, false);
+    cuda->hold(stream, true);
+    late = bytes_on(gpu0, 100000);
+    tl_tensor_set_stream(late, (tl_stream)stream);
+    cuda->launch(stream, fill_late, (void *)&seed);
+    cluster_publish(cluster.workers[0], "late", 0, late);
+    publish("ready", host, 100000, 2);
+    receive("late", NULL, false);
+    pause_for(50);
+    receive("ready", NULL, false);
+    expect(NULL, 2, false);
+    pause_for(1500); /* longer than timeouts.stalled */
+    ck_assert_uint_eq(cluster_stats(cluster.workers[1]).requests_retried, 0);
+    cuda->hold(stream, false);
+    expect(NULL, seed, false);
+    tl_tensor_put(late);
 }
 END_TEST
 
@@ -337,6 +373,56 @@ START_TEST(broken_in_a_copy)
 }
 END_TEST
 
+/* Given up after the connection broke, while the device still writes the destination. */
+START_TEST(cancelled_after_the_break)
+{
+    struct tl_tensor *destination = destination_on(gpu1, BIG_BYTES);
+    publish("big", host, BIG_BYTES, 5);
+    proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
+    cuda->hold(NULL, true);
+    tl_op_id op = receive("big", destination, false);
+    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= BLOCK);
+    pause_for(50);
+    proxy_cut(&proxy);
+    pause_for(100);
+    ck_assert_int_eq(tl_cancel(cluster.workers[1], op), TL_OK);
+    pause_for(100);
+    ck_assert(cluster_is_quiet(recv_cq));
+    cuda->hold(NULL, false);
+    cluster_expect(recv_cq, TL_CANCELLED);
+    ck_assert(!tl_tensor_is_shared(destination));
+    tl_tensor_put(destination);
+    check_blocks(gpu1);
+}
+END_TEST
+
+static void *close_owner(void *unused)
+{
+    (void)unused;
+    tl_worker_close(cluster.workers[0], CLUSTER_LONG);
+    return NULL;
+}
+
+/* The owner closes while the device of the receiver is at work: the connection ends as soon as that is done. */
+START_TEST(drained_while_the_device_writes)
+{
+    pthread_t thread;
+    struct tl_tensor *destination = destination_on(gpu1, 1000);
+    publish("big", host, 1000, 5);
+    cuda->hold(NULL, true);
+    receive("big", destination, false);
+    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= 1000);
+    pause_for(50);
+    ck_assert_int_eq(pthread_create(&thread, NULL, close_owner, NULL), 0);
+    pause_for(200);
+    cuda->hold(NULL, false);
+    expect(destination, 5, false);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    cluster.workers[0] = NULL;
+    tl_tensor_put(destination);
+}
+END_TEST
+
 /* A worker that closes does not wait for the peer, and what its device does is waited for. */
 START_TEST(closed_in_a_copy)
 {
@@ -356,6 +442,85 @@ START_TEST(closed_in_a_copy)
     tl_tensor_put(destination);
     check_blocks(gpu0);
     check_blocks(gpu1);
+}
+END_TEST
+
+/* ---------------------------------------------------------------------------------------------- within a worker -- */
+
+static void receive_from_self(struct tl_device device, struct tl_tensor *destination)
+{
+    struct tl_error error;
+    const struct tl_recv_options options = {
+        .size_bytes = sizeof(options), .destination = destination, .device = device};
+    tl_peer_id self = cluster_peer(cluster.workers[0], 0);
+    enum tl_status status =
+        tl_recv(cluster.workers[0], self, "own", 0, &options, CLUSTER_LONG, recv_cq, NULL, NULL, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+}
+
+/* Each receiver of a published value has a tensor and a stream of its own, whatever the publisher's is by then. */
+START_TEST(references_have_no_stream)
+{
+    struct tl_completion got[2];
+    void *stream = cuda->create_stream(0, false);
+    struct tl_tensor *tensor = bytes_on(gpu0, 1000);
+    tl_tensor_set_stream(tensor, (tl_stream)stream);
+    cluster_publish(cluster.workers[0], "own", 0, tensor);
+    for (unsigned i = 0; i < 2; i++) {
+        receive_from_self(gpu0, NULL);
+        got[i] = cluster_next(recv_cq);
+        ck_assert_int_eq(got[i].status.code, TL_OK);
+        ck_assert_int_eq(tl_tensor_stream(got[i].tensor), TL_STREAM_NONE);
+        ck_assert_ptr_eq(tl_tensor_data(got[i].tensor), tl_tensor_data(tensor));
+    }
+    ck_assert_ptr_ne(got[0].tensor, got[1].tensor);
+    for (unsigned i = 0; i < 2; i++)
+        tl_tensor_put(got[i].tensor);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+static atomic_bool is_closed;
+
+static void *read_completions(void *unused)
+{
+    (void)unused;
+    struct tl_completion completions[4];
+    while (!is_closed) {
+        size_t count = tl_cq_poll(recv_cq, completions, TL_ARRAY_COUNT(completions));
+        for (size_t i = 0; i < count; i++)
+            tl_tensor_put(completions[i].tensor);
+    }
+    return NULL;
+}
+
+/* The worker closes while a receive waits for the stream of a value, and others wait for the value. */
+START_TEST(closed_while_others_wait_for_the_value)
+{
+    pthread_t thread;
+    struct tl_tensor *value = bytes_on(gpu0, 100), *unfit = bytes_on(host, 5);
+    void *stream = cuda->create_stream(0, false);
+    tl_tensor_set_stream(value, (tl_stream)stream);
+    for (unsigned round = 0; round < 20; round++) {
+        cuda->hold(stream, true);
+        cuda->launch(stream, do_nothing, NULL);
+        is_closed = false;
+        ck_assert_int_eq(pthread_create(&thread, NULL, read_completions, NULL), 0);
+        receive_from_self(gpu0, NULL);
+        for (unsigned i = 0; i < 2; i++)
+            receive_from_self(host, unfit);
+        cluster_send(cluster.workers[0], "own", 0, value, send_cq);
+        pause_for(5);
+        tl_worker_close(cluster.workers[0], 0);
+        is_closed = true;
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        cuda->hold(stream, false);
+        (void)cluster_next(send_cq);
+        cluster.workers[0] = NULL;
+        cluster_open(&cluster, 0);
+    }
+    tl_tensor_put(value);
+    tl_tensor_put(unfit);
 }
 END_TEST
 
@@ -426,7 +591,11 @@ int main(void)
     tcase_add_test(whole, cancelled_while_the_owner_reads);
     tcase_add_loop_test(whole, resumed, 0, 4);
     tcase_add_test(whole, broken_in_a_copy);
+    tcase_add_test(whole, cancelled_after_the_break);
+    tcase_add_test(whole, drained_while_the_device_writes);
     tcase_add_loop_test(whole, closed_in_a_copy, 0, 2);
+    tcase_add_test(whole, references_have_no_stream);
+    tcase_add_test(whole, closed_while_others_wait_for_the_value);
     tcase_add_test(whole, blocks_are_not_kept_by_a_slow_peer);
     tcase_add_loop_test(whole, lost_device, 0, 2);
     TCase *small = tcase_create("small chunks");
@@ -434,7 +603,11 @@ int main(void)
     tcase_add_loop_test(small, all_bytes_arrive, 4, 9);
     tcase_add_test(small, many_at_once);
     tcase_add_loop_test(small, resumed, 0, 4);
+    TCase *little = tcase_create("little in flight");
+    tcase_add_checked_fixture(little, setup_little_inflight, teardown);
+    tcase_add_test(little, a_stream_holds_up_nothing_else);
     Suite *suite = suite_create("worker_devices");
+    suite_add_tcase(suite, little);
     suite_add_tcase(suite, whole);
     suite_add_tcase(suite, small);
     return run_suite(suite);

@@ -357,7 +357,8 @@ START_TEST(delivered_by_reference)
     cuda->hold(stream, false);
     run_to_the_end();
     check_calls("complete: ok acknowledge");
-    ck_assert_ptr_eq(op->result.tensor, offered);
+    ck_assert_ptr_eq(tl_tensor_data(op->result.tensor), tl_tensor_data(offered));
+    ck_assert_int_eq(tl_tensor_stream(op->result.tensor), TL_STREAM_NONE);
     ck_assert_int_eq(op->result.path, TL_PATH_SELF);
     tl_tensor_put(op->result.tensor);
 }

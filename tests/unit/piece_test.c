@@ -98,17 +98,39 @@ static struct tl_piece *write_piece(struct tl_tensor *tensor, uint64_t offset, u
     return piece;
 }
 
-/* Every block can be taken: nobody has kept one. */
-static void check_all_blocks_are_free(struct tl_tensor *tensor)
+/* Takes `count` blocks, which must become free. */
+static void take_blocks(void **ret_blocks, unsigned count)
 {
-    struct tl_piece *pieces[TL_STAGING_BLOCKS];
-    struct seen seen[TL_STAGING_BLOCKS];
-    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
-        pieces[i] = read_piece(tensor, 0, 1, &seen[i]);
-    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
-        await(&seen[i], 1);
-    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
-        tl_piece_put(pieces[i]);
+    int64_t until_ns = tl_clock_now_ns() + PATIENCE_NS;
+    for (unsigned i = 0; i < count; i++)
+        while ((ret_blocks[i] = tl_device_staging_try(gpu0)) == NULL && tl_clock_now_ns() < until_ns)
+            run_loop();
+    for (unsigned i = 0; i < count; i++)
+        ck_assert_ptr_nonnull(ret_blocks[i]);
+}
+
+static void give_blocks(void *const *blocks, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        tl_device_staging_put(gpu0, blocks[i], false);
+}
+
+/* Pins the blocks, if that was not done, on the thread of the program. */
+static void copy_a_byte(void)
+{
+    struct tl_tensor *from = bytes_on(gpu0, 1), *to = bytes_on(host, 1);
+    copy(to, from);
+    tl_tensor_put(from);
+    tl_tensor_put(to);
+}
+
+/* Every block can be taken: nobody has kept one. */
+static void check_all_blocks_are_free(void)
+{
+    void *blocks[TL_STAGING_BLOCKS];
+    copy_a_byte();
+    take_blocks(blocks, TL_STAGING_BLOCKS);
+    give_blocks(blocks, TL_STAGING_BLOCKS);
 }
 
 /* What the pieces hold is freed on other threads, a moment later. */
@@ -133,7 +155,7 @@ START_TEST(reads)
     ck_assert_uint_eq(tl_piece_len_bytes(piece), 777);
     ck_assert_mem_eq(tl_piece_data(piece), look(tensor) + 5000, 777);
     tl_piece_put(piece);
-    check_all_blocks_are_free(tensor);
+    check_all_blocks_are_free();
     await_sole_owner(tensor);
     tl_tensor_put(tensor);
 }
@@ -202,7 +224,7 @@ START_TEST(fences_come_before_blocks)
         await(&seen[i], 1);
         tl_piece_put(pieces[i]);
     }
-    check_all_blocks_are_free(tensor);
+    check_all_blocks_are_free();
     await_sole_owner(tensor);
     tl_tensor_put(tensor);
 }
@@ -211,49 +233,76 @@ END_TEST
 /* Those that wait for a block get one in the order in which they asked. */
 START_TEST(blocks_are_waited_for)
 {
-    struct seen seen[TL_STAGING_BLOCKS + 3];
-    struct tl_piece *pieces[TL_STAGING_BLOCKS + 3];
+    enum { WAITING = 5 };
+    struct seen seen[WAITING];
+    struct tl_piece *pieces[WAITING];
+    void *blocks[TL_STAGING_BLOCKS];
     struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
-    for (unsigned i = 0; i < TL_STAGING_BLOCKS + 3; i++)
+    copy_a_byte();
+    take_blocks(blocks, TL_STAGING_BLOCKS);
+    for (unsigned i = 0; i < WAITING; i++)
         pieces[i] = read_piece(tensor, 0, 10, &seen[i]);
-    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
-        await(&seen[i], 1);
     run_for_a_while();
-    for (unsigned i = 0; i < 3; i++) {
-        ck_assert_uint_eq(seen[TL_STAGING_BLOCKS + i].count, 0);
-        tl_piece_put(pieces[i]);
-        await(&seen[TL_STAGING_BLOCKS + i], 1);
+    cuda->hold(NULL, true); /* a block that was given stays in use */
+    for (unsigned i = 0; i < WAITING; i++) {
+        ck_assert_uint_eq(seen[i].count, 0);
+        give_blocks(&blocks[i], 1);
     }
-    for (unsigned i = 3; i < TL_STAGING_BLOCKS + 3; i++)
+    run_for_a_while();
+    cuda->hold(NULL, false);
+    for (unsigned i = 0; i < WAITING; i++) {
+        await(&seen[i], 1);
         tl_piece_put(pieces[i]);
-    check_all_blocks_are_free(tensor);
+    }
+    give_blocks(blocks + WAITING, TL_STAGING_BLOCKS - WAITING);
+    check_all_blocks_are_free();
     tl_tensor_put(tensor);
 }
 END_TEST
 
-/* Only a part of the blocks can be kept, and none while somebody waits. */
-START_TEST(few_are_kept)
+/* Bytes that were read, and blocks that wait to be filled, keep half of the blocks at most, though the loop does not
+ * run: others are copied meanwhile, also by the thread of the program. */
+START_TEST(a_loop_that_rests_keeps_few_blocks)
 {
-    struct seen seen[TL_STAGING_BLOCKS + 1];
-    struct tl_piece *pieces[TL_STAGING_BLOCKS + 1];
+    enum { MANY = 2 * TL_STAGING_BLOCKS };
+    struct seen seen[MANY];
+    struct tl_piece *pieces[MANY];
+    void *blocks[TL_STAGING_BLOCKS];
     struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
-    for (unsigned round = 0; round < 2; round++) { /* what is given back can be kept again */
-        for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
-            pieces[i] = read_piece(tensor, 0, 10, &seen[i]);
-        for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
-            await(&seen[i], 1);
-        for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++) {
-            if (i + 1 == TL_STAGING_KEPT_BLOCKS) {
-                pieces[TL_STAGING_BLOCKS] = read_piece(tensor, 0, 10, &seen[TL_STAGING_BLOCKS]);
-                ck_assert(!tl_piece_keep(pieces[i]));
-                tl_piece_put(pieces[TL_STAGING_BLOCKS]);
-            }
-            ck_assert_int_eq(tl_piece_keep(pieces[i]), i < TL_STAGING_KEPT_BLOCKS);
-        }
-        for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
-            tl_piece_put(pieces[i]);
+    bool is_reading = _i == 0;
+    fill(tensor, 6);
+    copy_a_byte();
+    take_blocks(blocks, TL_STAGING_BLOCKS);
+    for (unsigned i = 0; i < MANY; i++)
+        pieces[i] = is_reading ? read_piece(tensor, 0, BYTES, &seen[i]) : write_piece(tensor, 0, BYTES, &seen[i]);
+    give_blocks(blocks, TL_STAGING_BLOCKS);
+    int64_t until_ns = tl_clock_now_ns() + PATIENCE_NS;
+    unsigned free_count = 0;
+    while (free_count < TL_STAGING_BLOCKS - TL_STAGING_KEPT_BLOCKS && tl_clock_now_ns() < until_ns) {
+        copy_a_byte();
+        for (free_count = 0; (blocks[free_count] = tl_device_staging_try(gpu0)) != NULL;)
+            free_count++;
+        give_blocks(blocks, free_count);
     }
-    check_all_blocks_are_free(tensor);
+    ck_assert_uint_eq(free_count, TL_STAGING_BLOCKS - TL_STAGING_KEPT_BLOCKS);
+    unsigned copied_count = 0;
+    for (unsigned i = 0; i < MANY; i++) {
+        await(&seen[i], 1);
+        ck_assert_int_eq(seen[i].status, TL_OK);
+        copied_count += tl_piece_is_copied(pieces[i]);
+        if (is_reading) ck_assert_mem_eq(tl_piece_data(pieces[i]), look(tensor), BYTES);
+        if (!is_reading) {
+            memset(tl_piece_data(pieces[i]), 1, BYTES);
+            tl_piece_copy(pieces[i]);
+            await(&seen[i], 2);
+            tl_piece_put(pieces[i]);
+        }
+    }
+    if (is_reading) ck_assert_uint_eq(copied_count, MANY - TL_STAGING_KEPT_BLOCKS);
+    for (unsigned i = 0; i < MANY && is_reading; i++)
+        tl_piece_put(pieces[i]);
+    check_all_blocks_are_free();
+    await_sole_owner(tensor);
     tl_tensor_put(tensor);
 }
 END_TEST
@@ -277,7 +326,7 @@ START_TEST(given_up_at_a_fence)
     cuda->hold(stream, false);
     run_for_a_while();
     ck_assert_uint_eq(seen.count, 0);
-    check_all_blocks_are_free(tensor);
+    check_all_blocks_are_free();
     tl_tensor_put(tensor);
 }
 END_TEST
@@ -287,7 +336,7 @@ START_TEST(given_up_in_a_copy)
 {
     struct seen seen;
     struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
-    check_all_blocks_are_free(tensor); /* they are pinned from here on */
+    check_all_blocks_are_free(); /* they are pinned from here on */
     for (unsigned is_read = 0; is_read < 2; is_read++) {
         cuda->hold(NULL, true);
         struct tl_piece *piece = is_read ? read_piece(tensor, 0, 10, &seen) : write_piece(tensor, 0, 10, &seen);
@@ -300,7 +349,7 @@ START_TEST(given_up_in_a_copy)
         await_sole_owner(tensor);
         ck_assert_uint_eq(seen.count, 0);
     }
-    check_all_blocks_are_free(tensor);
+    check_all_blocks_are_free();
     tl_tensor_put(tensor);
 }
 END_TEST
@@ -320,7 +369,7 @@ START_TEST(given_up_on_the_way)
     run_for_a_while();
     for (unsigned i = 0; i < TL_STAGING_BLOCKS + 1; i++)
         ck_assert_uint_eq(seen[i].count, 0);
-    check_all_blocks_are_free(tensor);
+    check_all_blocks_are_free();
     await_sole_owner(tensor);
     tl_tensor_put(tensor);
 }
@@ -345,7 +394,7 @@ START_TEST(calls_that_fail)
     ck_assert_int_eq(seen.status, TL_OK);
     ck_assert_uint_gt(number, 2);
     cuda->fail_call(0, 0, false);
-    check_all_blocks_are_free(tensor);
+    check_all_blocks_are_free();
     tl_tensor_put(tensor);
 }
 END_TEST
@@ -361,7 +410,7 @@ START_TEST(no_pinned_memory)
     ck_assert_int_eq(seen.status, TL_RESOURCE_EXHAUSTED);
     ck_assert_msg(strstr(seen.message, "pinning host memory") != NULL, "%s", seen.message);
     tl_piece_put(piece);
-    check_all_blocks_are_free(tensor);
+    check_all_blocks_are_free();
     tl_tensor_put(tensor);
 }
 END_TEST
@@ -371,7 +420,7 @@ START_TEST(lost_device)
     struct seen seen[2];
     struct tl_piece *pieces[2];
     struct tl_tensor *tensor = bytes_on(gpu0, BYTES);
-    check_all_blocks_are_free(tensor);
+    check_all_blocks_are_free();
     cuda->hold(NULL, true);
     for (unsigned i = 0; i < 2; i++)
         pieces[i] = read_piece(tensor, 0, 10, &seen[i]);
@@ -395,7 +444,7 @@ int main(void)
     tcase_add_test(bytes, writes);
     tcase_add_test(bytes, fences_come_before_blocks);
     tcase_add_test(bytes, blocks_are_waited_for);
-    tcase_add_test(bytes, few_are_kept);
+    tcase_add_loop_test(bytes, a_loop_that_rests_keeps_few_blocks, 0, 2);
     tcase_add_test(bytes, given_up_at_a_fence);
     tcase_add_test(bytes, given_up_in_a_copy);
     tcase_add_test(bytes, given_up_on_the_way);
