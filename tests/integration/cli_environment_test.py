@@ -200,7 +200,7 @@ class FewThreads(cli_support.Case):
         ready_count = 0
         for count in self.LIMITS:
             worker = self.spawn("serve", "--config", self.served.path, "--job", "ps", "--task", 0,
-                                **self.as_user_with(count))
+                                "--last-words", "200ms", **self.as_user_with(count))
             wait_until(lambda: worker.find("worker ready") or worker.process.poll() is not None, "it decides")
             code = worker.stop()
             is_ready = worker.find("worker ready") is not None

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/struct_version.h"
 #include "fakes/cluster.h"
 #include "fakes/run_suite.h"
 
@@ -398,7 +399,7 @@ START_TEST(calls_refuse_what_is_wrong)
         ck_assert_int_eq(tl_publish(worker, keys[i], 0, tensor, &error), TL_INVALID_ARGUMENT);
         ck_assert_int_eq(tl_withdraw(worker, keys[i], &error), TL_INVALID_ARGUMENT);
     }
-    struct tl_recv_options options = {.size_bytes = sizeof(options) - 1};
+    struct tl_recv_options options = {.size_bytes = TL_RECV_OPTIONS_FIRST_BYTES - 1};
     ck_assert_int_eq(tl_recv(worker, peer, "a", 0, &options, 0, cq, NULL, NULL, &error), TL_INVALID_ARGUMENT);
     ck_assert_uint_eq(cluster_stats(worker).open_operations, 0);
     ck_assert(cluster_is_quiet(cq));
