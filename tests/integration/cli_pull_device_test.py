@@ -66,11 +66,21 @@ class PullOnDevice(PullCase):
         self.assert_run(0, "pull", *self.target, *GPU, "-o", self.out(), "--verify-against", self.model,
                         env=with_cuda())
 
-    def test_dozens_of_tensors(self):
-        tensors = {f"t{i:04}": ("U8", (i % 50,), bytes([i % 251]) * (i % 50)) for i in range(70)}
+    def test_more_tensors_than_pinned_blocks(self):
+        """While the command waits for a block nothing drives its worker, which must not keep all of them."""
+        tensors = {f"t{i:04}": ("U8", (i % 50,), bytes([i % 251]) * (i % 50)) for i in range(600)}
         self.serve(tensors)
-        self.assert_run(0, "pull", *self.target, *GPU, "-o", self.out(), env=with_cuda())
-        self.assertEqual(read_safetensors(self.out()), tensors)
+        for flags in ((), ("--protocol", "grpc")):
+            self.assert_run(0, "pull", *self.target, *GPU, "-o", self.out(), *flags, env=with_cuda())
+            self.assertEqual(read_safetensors(self.out()), tensors)
+
+    def test_grpc_is_refused(self):
+        """Over a data plane a destination cannot be on a device."""
+        model = write_safetensors(self.folder / "model.safetensors", some_tensors())
+        cluster = self.cluster(ps=1, extra={"rdma": "require"})
+        cluster.start("ps", 0, "--publish", model)
+        self.assert_error(1, "the destination is on gpu:1", "pull", "--config", cluster.path, "--from", "ps:0", *GPU,
+                          "-o", self.out(), env=with_cuda())
 
     def test_strings(self):
         """They are refused as without a device, and leave the others alone."""
