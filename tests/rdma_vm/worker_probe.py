@@ -82,13 +82,13 @@ class Probes(unittest.TestCase):
         return rows
 
     def assert_unhealthy(self, reason, remedy):
-        """Both rows have the fault of the pair, which one worker at least has found."""
+        """Both rows have the fault of the pair, which one worker at least has found; that one is named first."""
         rows = self.await_fault(4)
         self.assertIn("path", [probe["stage"] for row in rows.values() for probe in row["probes"]])
         for row in rows.values():
             self.assertEqual((False, "probe"), (row["healthy"], row["stage"]), row)
-            self.assertRegex(row["reason"], f"^no tensor travels between {PS} and {WORKER}, because their data path "
-                                            f"fails: {reason}")
+            self.assertRegex(row["reason"], f"^no tensor travels between ({PS} and {WORKER}|{WORKER} and {PS}), "
+                                            f"because their data path fails: {reason}")
             self.assertRegex(row["remedy"], remedy)
 
     def assert_over_grpc(self, reason, remedy):
