@@ -168,7 +168,7 @@ struct link_serve {
     uint64_t sent_bytes;
     uint64_t hashed_bytes;
     bool is_announced;              /* the meta-data was sent */
-    struct tl_device_reader reader; /* of a value on a device */
+    struct tl_device_reader reader; /* reads the value when it lies on a device */
     void *hash_state;               /* XXH3; NULL unless wants_checksum */
     struct link_status *failure;    /* FAILED; NULL: no memory */
     UT_hash_handle hh;

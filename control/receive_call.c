@@ -52,7 +52,7 @@ struct receive_call {
     bool is_last_sent;
     bool is_complete;               /* all of it has left and could be read until then */
     XXH3_state_t *hash_state;       /* NULL: no checksum */
-    struct tl_device_reader reader; /* of a tensor on a device */
+    struct tl_device_reader reader; /* reads the tensor when it lies on a device */
 };
 
 static void receive_fail(struct receive_call *receive, const struct tl_error *status)

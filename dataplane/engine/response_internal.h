@@ -77,13 +77,14 @@ struct piece {
     struct tl_pin pin;
 };
 
-/* The pieces of a response. That of a value on a device is read into its block of the pool before it is written. */
+/* The pieces of a response. When the value lies on a device, the next piece is read into its block of the pool before
+ * it is written. */
 struct response_pieces {
     unsigned out;          /* posted */
     bool is_first_used;    /* first_piece is one of them */
-    struct piece *piece;   /* of a value on a device, the next one; NULL: none */
+    struct piece *piece;   /* the next one, when the value lies on a device; NULL: it was not made yet */
     struct tl_piece *read; /* reads it; NULL: all of the piece is in its block */
-    uint64_t len_bytes;    /* of the next one */
+    uint64_t len_bytes;    /* how much the next one has */
     bool is_fence_reached;
 };
 
@@ -176,8 +177,8 @@ void response_prepare(struct response *response);
 bool response_share(struct response *response);
 /* Whether the value lies on a device. */
 bool response_is_on_device(const struct response *response);
-/* Copies the piece into the pool; of a value on a device, begins to. Errors: TL_UNAVAILABLE: the pool is full; the
- * response is queued again when there is memory. TL_RESOURCE_EXHAUSTED: the piece never fits. */
+/* Copies the piece into the pool. When the value lies on a device, it only provides the block. Errors: TL_UNAVAILABLE:
+ * the pool is full; the response is queued again when there is memory. TL_RESOURCE_EXHAUSTED: the piece never fits. */
 enum tl_status response_bounce(struct response *response, struct piece *piece, const uint8_t *source,
                                uint64_t len_bytes, struct tl_error *ret_error) TL_MUST_USE;
 

@@ -15,8 +15,8 @@
 #include "server/cli/table.h"
 
 #define WHY                                                                                                            \
-    "through pinned memory of the host, and from there over gRPC; cards do not access GPUs themselves yet "            \
-    "(gpu-direct), and nothing of this has run on hardware"
+    "through pinned memory of the host; only where its receiver wants it on the host, also over the data plane "       \
+    "(bounce); cards do not access GPUs themselves yet, and nothing of this has run on hardware"
 
 /* Whether a candidate is the first of its card. */
 static bool is_first(const struct tl_devices_report *report, size_t place)
@@ -59,7 +59,7 @@ static void add_row(struct tl_table *table, const struct tl_devices_report *repo
     } else {
         tl_table_add(table, "-");
     }
-    tl_table_add(table, "%s", tl_path_name(TL_PATH_GPU_PROXY));
+    tl_table_add(table, "%s", tl_path_name(TL_PATH_GRPC));
     add_cards(table, report, gpu);
 }
 
@@ -87,7 +87,7 @@ bool tl_devices_print_gpus(const struct tl_devices_report *report)
     if (report->list_error.code == TL_OK) putchar('\n'); /* behind another table */
     bool is_printed = tl_table_print(table, stdout);
     tl_table_destroy(table);
-    if (is_printed) printf("a tensor on a GPU travels as %s: %s\n", tl_path_name(TL_PATH_GPU_PROXY), WHY);
+    if (is_printed) printf("a tensor on a GPU travels as %s: %s\n", tl_path_name(TL_PATH_GRPC), WHY);
     return is_printed;
 }
 
@@ -109,7 +109,7 @@ static void put_gpu(struct tl_json_out *object, const struct tl_devices_report *
     } else {
         tl_json_out_put_json(object, "numa_node", "null");
     }
-    tl_json_out_put_text(object, "path", tl_path_name(TL_PATH_GPU_PROXY));
+    tl_json_out_put_text(object, "path", tl_path_name(TL_PATH_GRPC));
     tl_json_out_put_text(object, "reason", WHY);
     struct tl_json_out *cards = tl_json_out_put_array(object, "cards");
     for (size_t i = 0; i < report->count; i++) {

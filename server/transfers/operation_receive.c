@@ -145,8 +145,6 @@ static const char *reason_of(const struct tl_op *op, enum tl_path path)
                    : "";
     case TL_PATH_BOUNCE:
         return op->receive.request.fetch.path_reason;
-    case TL_PATH_GPU_PROXY:
-        return is_on_link ? op->receive.request.path_reason : op->receive.request.fetch.path_reason;
     default:
         return "";
     }

@@ -37,10 +37,10 @@ class Devices(cli_support.Case):
             shown = json.loads(run("devices", "--json", env=env).stdout)
             self.assertEqual(shown["cuda"], {"ok": True, "reason": ""})
             self.assertEqual([(gpu["device"], gpu["name"], gpu["pci_address"], gpu["path"]) for gpu in shown["gpus"]],
-                             [("gpu:0", "Fake GPU 0", "fa00:3b:00.0", "gpu-proxy"),
-                              ("gpu:1", "Fake GPU 1", "fa01:3b:00.0", "gpu-proxy")])
+                             [("gpu:0", "Fake GPU 0", "fa00:3b:00.0", "grpc"),
+                              ("gpu:1", "Fake GPU 1", "fa01:3b:00.0", "grpc")])
             result = run("devices", env=env)
-            self.assertRegex(result.stdout, r"\ngpu:1  Fake GPU 1  fa01:3b:00\.0  537 MB     -  gpu-proxy")
+            self.assertRegex(result.stdout, r"\ngpu:1  Fake GPU 1  fa01:3b:00\.0  537 MB     -  grpc")
             self.assertIn("nothing of this has run on hardware", result.stdout)
 
     def test_no_gpu(self):

@@ -353,17 +353,24 @@ START_TEST(resumed)
 }
 END_TEST
 
+/* Breaks the connection of a receive while its bytes are being copied to the device, which is held. */
+static tl_op_id break_in_a_copy(struct tl_tensor *destination, bool wants_checksum)
+{
+    publish("big", host, BIG_BYTES, 5);
+    proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
+    cuda->hold(NULL, true);
+    tl_op_id op = receive("big", destination, wants_checksum);
+    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= BLOCK);
+    pause_for(50);
+    proxy_cut(&proxy);
+    return op;
+}
+
 /* The connection breaks while the device holds the bytes: nothing else uses the destination until it has let go. */
 START_TEST(broken_in_a_copy)
 {
     struct tl_tensor *destination = destination_on(gpu1, BIG_BYTES);
-    publish("big", host, BIG_BYTES, 5);
-    proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
-    cuda->hold(NULL, true);
-    receive("big", destination, true);
-    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= BLOCK);
-    pause_for(50);
-    proxy_cut(&proxy);
+    (void)break_in_a_copy(destination, true);
     proxy_limit(&proxy, PROXY_DOWN, UINT64_MAX);
     pause_for(100);
     cuda->hold(NULL, false);
@@ -377,13 +384,7 @@ END_TEST
 START_TEST(cancelled_after_the_break)
 {
     struct tl_tensor *destination = destination_on(gpu1, BIG_BYTES);
-    publish("big", host, BIG_BYTES, 5);
-    proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
-    cuda->hold(NULL, true);
-    tl_op_id op = receive("big", destination, false);
-    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= BLOCK);
-    pause_for(50);
-    proxy_cut(&proxy);
+    tl_op_id op = break_in_a_copy(destination, false);
     pause_for(100);
     ck_assert_int_eq(tl_cancel(cluster.workers[1], op), TL_OK);
     pause_for(100);
