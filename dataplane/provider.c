@@ -21,6 +21,14 @@ enum tl_status tl_region_create(struct tl_provider *provider, void *address, uin
     return provider->ops->region_create(provider, address, len_bytes, access, ret_region, ret_error);
 }
 
+enum tl_status tl_region_create_on(struct tl_provider *provider, const struct tl_device_allocation *allocation,
+                                   enum tl_region_access access, struct tl_region **ret_region,
+                                   struct tl_error *ret_error)
+{
+    if (provider->ops->region_create_on == NULL) return not_supported(provider, "memory of devices", ret_error);
+    return provider->ops->region_create_on(provider, allocation, access, ret_region, ret_error);
+}
+
 enum tl_status tl_region_map(struct tl_provider *provider, uint64_t len_bytes, struct tl_region **ret_region,
                              struct tl_error *ret_error)
 {

@@ -31,6 +31,7 @@
 
 #include <tensorlane/status.h>
 
+struct tl_device_allocation;
 struct tl_provider;
 struct tl_mapped_file;
 struct tl_queue_pair;
@@ -148,6 +149,12 @@ struct tl_provider_ops {
     enum tl_status (*region_create)(struct tl_provider *provider, void *address, uint64_t len_bytes,
                                     enum tl_region_access access, struct tl_region **ret_region,
                                     struct tl_error *ret_error);
+    /* Makes an allocation of a device known to the card: by its dma-buf, else by its address. NULL: the provider
+     * reaches no memory of devices. Thread: any. Blocks. Errors: TL_RESOURCE_EXHAUSTED as with region_create, or the
+     * card's window to the device is full. TL_INVALID_ARGUMENT: it cannot be registered, and why. */
+    enum tl_status (*region_create_on)(struct tl_provider *provider, const struct tl_device_allocation *allocation,
+                                       enum tl_region_access access, struct tl_region **ret_region,
+                                       struct tl_error *ret_error);
     /* Makes memory for a pool, as large as asked (a multiple of TL_PAGE_BYTES), and its region for writing, for a
      * provider whose peers reach only memory that it has made. The memory outlives the region, and is unmapped with
      * tl_pages_unmap. NULL: anonymous memory and region_create are used. Thread: any. Blocks. Errors:
@@ -256,6 +263,7 @@ struct tl_region {
     void *address;
     uint64_t len_bytes;
     enum tl_region_access access;
+    bool is_on_device; /* no CPU may touch it */
 };
 
 /* How the engine calls the operations. One that the table leaves out (NULL) answers "not supported": TL_UNIMPLEMENTED,
@@ -264,6 +272,9 @@ struct tl_region {
 enum tl_status tl_region_create(struct tl_provider *provider, void *address, uint64_t len_bytes,
                                 enum tl_region_access access, struct tl_region **ret_region,
                                 struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_region_create_on(struct tl_provider *provider, const struct tl_device_allocation *allocation,
+                                   enum tl_region_access access, struct tl_region **ret_region,
+                                   struct tl_error *ret_error) TL_MUST_USE;
 enum tl_status tl_region_map(struct tl_provider *provider, uint64_t len_bytes, struct tl_region **ret_region,
                              struct tl_error *ret_error) TL_MUST_USE;
 void tl_region_destroy(struct tl_region *region); /* NULL is accepted */

@@ -42,6 +42,13 @@ enum {
     TL_CUDA_CAPTURE_NONE = 0,
 };
 
+enum {
+    TL_CUDA_DEVICE_DIRECT_SUPPORTED = 116,  /* GPUDirect RDMA by the address (nvidia-peermem) */
+    TL_CUDA_DEVICE_DMA_BUF_SUPPORTED = 124, /* the same by a dma-buf */
+    TL_CUDA_POINTER_SYNC_MEMOPS = 6,
+    TL_CUDA_RANGE_DMA_BUF = 1,
+};
+
 /* struct cudaPointerAttributes has 24 bytes in CUDA 11 and 12 and 88 in 13, and begins with the same fields. There is
  * space for more. */
 struct tl_cuda_pointer {
@@ -86,6 +93,15 @@ struct tl_cuda_pointer {
     X(cuStreamIsCapturing, (void *stream, int *ret_capture))                                                           \
     X(cuEventCreate, (void **ret_event, unsigned flags))                                                               \
     X(cuEventRecord, (void *event, void *stream))
+
+/* X(name, parameters, version): functions of libcuda that only the direct access of RDMA cards needs, and the release
+ * of CUDA that they have come with. One that is missing is NULL. */
+#define TL_CUDA_DIRECT_FUNCTIONS(X)                                                                                    \
+    X(cuDeviceGetAttribute, (int *ret_value, int attribute, int device), 11030)                                        \
+    X(cuMemGetAddressRange, (unsigned long long *ret_base, size_t *ret_size_bytes, unsigned long long address), 11030) \
+    X(cuPointerSetAttribute, (const void *value, int attribute, unsigned long long address), 11030)                    \
+    X(cuMemGetHandleForAddressRange,                                                                                   \
+      (void *ret_handle, unsigned long long address, size_t len_bytes, int type, unsigned long long flags), 11070)
 /* clang-format on */
 
 /* How libcudart tells the address of a function of libcuda: the second form has come with CUDA 12, the third one, which
@@ -102,7 +118,14 @@ struct tl_cuda {
     TL_CUDA_LIBCUDA_FUNCTIONS(TL_CUDA_FIELD)
 #undef TL_CUDA_FIELD
     const char *(*cudaGetErrorString)(tl_cuda_error error);
-    int version; /* of libcudart: 1000 * major + 10 * minor */
+    int version;   /* of libcudart: 1000 * major + 10 * minor */
+    void *library; /* libcudart, which stays loaded */
+};
+
+struct tl_cuda_direct {
+#define TL_CUDA_FIELD(name, parameters, version) tl_cuda_error(*name) parameters;
+    TL_CUDA_DIRECT_FUNCTIONS(TL_CUDA_FIELD)
+#undef TL_CUDA_FIELD
 };
 
 #endif

@@ -41,6 +41,8 @@ struct tl_cuda_device {
     const struct tl_cuda *cuda; /* set while it is opened, as the next three */
     void *context;
     void *streams[TL_CUDA_STREAMS];
+    struct tl_cuda_direct direct; /* the memory thread's, as the next one (cuda_direct.c) */
+    bool is_direct_loaded;
     atomic_bool is_open;                    /* written under the mutex of opening */
     struct tl_closure_thread memory_thread; /* allocates, pins and looks */
     struct tl_closure_thread free_thread;   /* frees, which can wait for all work of the device */

@@ -70,7 +70,7 @@ static enum tl_status try_devices(struct tl_cuda *cuda, const char *library, str
 }
 
 /* Finds one function of the driver; NULL: there is none. */
-static void *find_entry(void *handle, const struct tl_cuda *cuda, const char *name)
+static void *find_entry(void *handle, const struct tl_cuda *cuda, const char *name, unsigned version)
 {
     tl_cuda_entry_version_fn by_version;
     tl_cuda_entry_4_fn with_4;
@@ -82,7 +82,7 @@ static void *find_entry(void *handle, const struct tl_cuda *cuda, const char *na
     int found;
     tl_cuda_error error = TL_CUDA_INVALID_VALUE;
     if (by_version) {
-        error = by_version(name, &function, WANTED_VERSION, 0, &found);
+        error = by_version(name, &function, version, 0, &found);
     } else if (with_4 && cuda->version >= 12000) {
         error = with_4(name, &function, 0, &found);
     } else if (with_3) {
@@ -94,7 +94,7 @@ static void *find_entry(void *handle, const struct tl_cuda *cuda, const char *na
 static enum tl_status find_libcuda(void *handle, const char *library, struct tl_cuda *cuda, struct tl_error *ret_error)
 {
 #define FIND(name, parameters)                                                                                         \
-    *(void **)&cuda->name = find_entry(handle, cuda, #name);                                                           \
+    *(void **)&cuda->name = find_entry(handle, cuda, #name, WANTED_VERSION);                                           \
     if (!cuda->name) return missing(library, #name, ret_error);
     TL_CUDA_LIBCUDA_FUNCTIONS(FIND)
 #undef FIND
@@ -109,6 +109,7 @@ static enum tl_status try_library(void *handle, const char *library, struct tl_c
     if (status != TL_OK) return status;
     status = try_devices(&cuda, library, ret_error);
     if (status == TL_OK) status = find_libcuda(handle, library, &cuda, ret_error);
+    cuda.library = handle;
     if (status == TL_OK) *ret_cuda = cuda;
     return status;
 }
@@ -129,4 +130,11 @@ enum tl_status tl_cuda_load(struct tl_cuda *ret_cuda, struct tl_error *ret_error
     return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                         "there is no libcudart (libcudart.so.13, .12 or .11.0); install NVIDIA's CUDA runtime, or add "
                         "its folder to LD_LIBRARY_PATH");
+}
+
+void tl_cuda_load_direct(const struct tl_cuda *cuda, struct tl_cuda_direct *ret_direct)
+{
+#define FIND(name, parameters, version) *(void **)&ret_direct->name = find_entry(cuda->library, cuda, #name, version);
+    TL_CUDA_DIRECT_FUNCTIONS(FIND)
+#undef FIND
 }

@@ -13,4 +13,7 @@
  * Thread: one of our own, because a failed call leaves an error at its thread. */
 enum tl_status tl_cuda_load(struct tl_cuda *ret_cuda, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Finds the functions for the direct access of RDMA cards; those that this CUDA lacks are NULL. Thread: as above. */
+void tl_cuda_load_direct(const struct tl_cuda *cuda, struct tl_cuda_direct *ret_direct);
+
 #endif

@@ -131,6 +131,25 @@ struct tl_device_copy {
  * Thread: any, also one that drives a loop. */
 void tl_device_copy_start(struct tl_device_copy *copy);
 
+/* ----------------------------------------------------------------------------------------------- direct access -- */
+
+/* A whole allocation of a device, as an RDMA card can register it. */
+struct tl_device_allocation {
+    void *address;
+    uint64_t len_bytes;
+    int file; /* its dma-buf, which the caller closes; -1: there is none, for the reason in `why_no_file` */
+    uint64_t offset_bytes; /* where the allocation begins in the file */
+    char why_no_file[192];
+};
+
+/* Finds the allocation that `data` lies in, and prepares it for RDMA cards: from now on synchronous copies and fills of
+ * CUDA in this allocation are over when their calls return, and no card sees half of one.
+ * Errors: as above; TL_UNIMPLEMENTED: this CUDA or this device cannot do it, and why. TL_INVALID_ARGUMENT: all
+ * len_bytes of data do not lie in one allocation. Blocks: yes. */
+enum tl_status tl_device_find_allocation(struct tl_device device, const void *data, uint64_t len_bytes,
+                                         struct tl_device_allocation *ret_allocation,
+                                         struct tl_error *ret_error) TL_MUST_USE;
+
 /* -------------------------------------------------------------------------------------------------------- loss -- */
 
 /* Counts the devices that are lost. With any, it writes what has become of the first: "gpu:0 is lost: a copy failed:

@@ -20,10 +20,12 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "base/list.h"
+#include "tensor/device.h"
 
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
@@ -195,20 +197,19 @@ static struct allocation_key key_of(const struct tl_tensor *tensor)
     return key;
 }
 
-static struct allocation *find_known(struct tl_registrations *registrations, const struct tl_tensor *tensor)
+static struct allocation *find_known(struct tl_registrations *registrations, const struct allocation_key *key)
 {
     struct allocation *allocation;
-    struct allocation_key key = key_of(tensor);
-    HASH_FIND(hh, registrations->allocations, &key, sizeof(key), allocation);
+    HASH_FIND(hh, registrations->allocations, key, sizeof(*key), allocation);
     return allocation;
 }
 
 /* Returns a new allocation that has no tensor yet; NULL when there is no memory. */
-static struct allocation *add_allocation(struct tl_registrations *registrations, const struct tl_tensor *tensor)
+static struct allocation *add_allocation(struct tl_registrations *registrations, const struct allocation_key *key)
 {
     struct allocation *allocation = calloc(1, sizeof(*allocation));
     if (!allocation) return NULL;
-    allocation->key = key_of(tensor);
+    allocation->key = *key;
     HASH_ADD(hh, registrations->allocations, key, sizeof(allocation->key), allocation);
     if (allocation->hh.tbl != NULL) return allocation;
     free(allocation);
@@ -231,12 +232,13 @@ static bool attach(struct tl_registrations *registrations, struct tl_tensor *ten
 }
 
 /* Returns the tensor's allocation, with the tensor attached; NULL when there is no memory. Called under the mutex. */
-static struct allocation *get_allocation(struct tl_registrations *registrations, struct tl_tensor *tensor)
+static struct allocation *get_allocation(struct tl_registrations *registrations, struct tl_tensor *tensor,
+                                         const struct allocation_key *key)
 {
     struct allocation *allocation = find_attached(registrations, tensor);
     if (allocation) return allocation;
-    allocation = find_known(registrations, tensor);
-    if (!allocation) allocation = add_allocation(registrations, tensor);
+    allocation = find_known(registrations, key);
+    if (!allocation) allocation = add_allocation(registrations, key);
     if (!allocation || attach(registrations, tensor, allocation)) return allocation;
     if (allocation->tensor_count == 0) {
         HASH_DEL(registrations->allocations, allocation);
@@ -266,7 +268,10 @@ struct tl_registered *tl_registrations_pin(struct tl_registrations *registration
     pthread_mutex_lock(&registrations->mutex);
     struct allocation *allocation = find_attached(registrations, tensor);
     bool is_attached = allocation != NULL;
-    if (!is_attached) allocation = find_known(registrations, tensor);
+    if (!is_attached && !tl_tensor_is_on_device(tensor)) {
+        struct allocation_key key = key_of(tensor);
+        allocation = find_known(registrations, &key);
+    }
     if (allocation && serves(allocation->current, access) &&
         (is_attached || attach(registrations, tensor, allocation))) {
         registered = allocation->current;
@@ -347,10 +352,19 @@ static void install(struct tl_registrations *registrations, struct allocation *a
     destroy_doomed(registrations, &doomed);
 }
 
+static enum tl_status create_region(struct tl_registrations *registrations, const struct allocation_key *key,
+                                    const struct tl_device_allocation *on_device, enum tl_region_access access,
+                                    struct tl_region **ret_region, struct tl_error *ret_error)
+{
+    if (on_device) return tl_region_create_on(registrations->provider, on_device, access, ret_region, ret_error);
+    return tl_region_create(registrations->provider, (void *)key->address, key->len_bytes, access, ret_region,
+                            ret_error);
+}
+
 /* The allocation cannot go: the caller holds a tensor of it. */
 static enum tl_status register_anew(struct tl_registrations *registrations, struct allocation *allocation,
-                                    enum tl_region_access access, struct tl_registered **ret_registered,
-                                    struct tl_error *ret_error)
+                                    const struct tl_device_allocation *on_device, enum tl_region_access access,
+                                    struct tl_registered **ret_registered, struct tl_error *ret_error)
 {
     const struct allocation_key *key = &allocation->key;
     struct tl_registered *registered = calloc(1, sizeof(*registered));
@@ -359,8 +373,7 @@ static enum tl_status register_anew(struct tl_registrations *registrations, stru
     enum tl_status status = evict_idle(registrations, key->len_bytes, ret_error);
     if (status == TL_OK) {
         do {
-            status = tl_region_create(registrations->provider, (void *)key->address, key->len_bytes, access,
-                                      &registered->region, ret_error);
+            status = create_region(registrations, key, on_device, access, &registered->region, ret_error);
         } while (status == TL_RESOURCE_EXHAUSTED && tl_registrations_evict(registrations));
     }
     if (status != TL_OK) {
@@ -372,15 +385,17 @@ static enum tl_status register_anew(struct tl_registrations *registrations, stru
     return TL_OK;
 }
 
-enum tl_status tl_registrations_add(struct tl_registrations *registrations, struct tl_tensor *tensor,
-                                    enum tl_region_access access, struct tl_registered **ret_registered,
-                                    struct tl_error *ret_error)
+static enum tl_status add_found(struct tl_registrations *registrations, struct tl_tensor *tensor,
+                                const struct tl_device_allocation *on_device, enum tl_region_access access,
+                                struct tl_registered **ret_registered, struct tl_error *ret_error)
 {
+    struct allocation_key key = key_of(tensor);
     struct tl_registered *registered = NULL;
     struct tl_list doomed;
+    if (on_device) key = (struct allocation_key){(uintptr_t)on_device->address, on_device->len_bytes};
     tl_list_init(&doomed);
     pthread_mutex_lock(&registrations->mutex);
-    struct allocation *allocation = get_allocation(registrations, tensor);
+    struct allocation *allocation = get_allocation(registrations, tensor, &key);
     if (allocation && serves(allocation->current, access)) {
         registered = allocation->current;
         pin(registered);
@@ -391,9 +406,24 @@ enum tl_status tl_registrations_add(struct tl_registrations *registrations, stru
     pthread_mutex_unlock(&registrations->mutex);
     destroy_doomed(registrations, &doomed);
     if (!allocation) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a registration");
-    if (!registered) return register_anew(registrations, allocation, access, ret_registered, ret_error);
+    if (!registered) return register_anew(registrations, allocation, on_device, access, ret_registered, ret_error);
     *ret_registered = registered;
     return TL_OK;
+}
+
+enum tl_status tl_registrations_add(struct tl_registrations *registrations, struct tl_tensor *tensor,
+                                    enum tl_region_access access, struct tl_registered **ret_registered,
+                                    struct tl_error *ret_error)
+{
+    struct tl_device_allocation on_device;
+    if (!tl_tensor_is_on_device(tensor))
+        return add_found(registrations, tensor, NULL, access, ret_registered, ret_error);
+    enum tl_status status = tl_device_find_allocation(tl_tensor_device(tensor), tl_tensor_data(tensor),
+                                                      tl_tensor_size_bytes(tensor), &on_device, ret_error);
+    if (status != TL_OK) return status;
+    status = add_found(registrations, tensor, &on_device, access, ret_registered, ret_error);
+    if (on_device.file >= 0) close(on_device.file); /* the registration keeps what it needs of it */
+    return status;
 }
 
 void tl_registrations_get_stats(struct tl_registrations *registrations, struct tl_registrations_stats *ret_stats)

@@ -7,7 +7,8 @@
  * tensor's memory is not released before that, unless a pin is kept longer than the tensor.
  *
  * The allocation is what the user said it is (address and length). Two that overlap are two, each registered for
- * itself, and a pin reaches no byte outside of its own.
+ * itself, and a pin reaches no byte outside of its own. On a device it is what CUDA says it is: the registration covers
+ * all of it, and a tensor in it that is not attached yet is found by tl_registrations_add alone, because CUDA may wait.
  *
  * Tensors keep a small record of the cache until they are freed, even when the cache was closed before.
  *

@@ -236,6 +236,7 @@ static const struct tl_provider_ops verbs_ops = {
     .arm = device_arm,
     .disarm = device_disarm,
     .region_create = verbs_region_create,
+    .region_create_on = verbs_region_create_on,
     .region_destroy = verbs_region_destroy,
     .create = verbs_pair_create,
     .get_address = verbs_pair_get_address,

@@ -228,6 +228,9 @@ static inline const struct verbs_region *verbs_region_of(const struct tl_region 
 enum tl_status verbs_region_create(struct tl_provider *provider, void *address, uint64_t len_bytes,
                                    enum tl_region_access access, struct tl_region **ret_region,
                                    struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status verbs_region_create_on(struct tl_provider *provider, const struct tl_device_allocation *allocation,
+                                      enum tl_region_access access, struct tl_region **ret_region,
+                                      struct tl_error *ret_error) TL_MUST_USE;
 void verbs_region_destroy(struct tl_region *region);
 
 /* ------------------------------------------------------------------------------------------------- queue pairs -- */

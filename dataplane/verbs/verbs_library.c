@@ -6,10 +6,14 @@
  * under its own name, and passes the call on to the loaded library. The definitions are hidden: no other library or
  * program sees them. They are weak, so that a test may put its own in their place.
  *
+ * Functions that older releases lack are optional: without ibv_reg_dmabuf_mr (rdma-core 34) a card registers memory of
+ * devices by its address only.
+ *
  * A function is looked for in the whole process first and in the library second. So a library that was loaded before
  * with RTLD_GLOBAL may stand between the provider and libibverbs.
  */
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stddef.h>
 
@@ -84,6 +88,16 @@ static struct {
 FUNCTIONS
 #undef FUNCTION
 
+static __typeof__(&ibv_reg_dmabuf_mr) register_dma_buf; /* NULL: libibverbs has none */
+
+__attribute__((weak, visibility("hidden"))) struct ibv_mr *
+ibv_reg_dmabuf_mr(struct ibv_pd *domain, uint64_t offset, size_t len_bytes, uint64_t iova, int file, int access)
+{
+    if (register_dma_buf != NULL) return register_dma_buf(domain, offset, len_bytes, iova, file, access);
+    errno = EOPNOTSUPP;
+    return NULL;
+}
+
 static void *find(void *library, const char *name)
 {
     void *function = dlsym(RTLD_DEFAULT, name);
@@ -97,6 +111,7 @@ static enum tl_status find_functions(void *library, struct tl_error *ret_error)
     if ((*(void **)&functions.name = find(library, #name)) == NULL) missing = #name;
     FUNCTIONS
 #undef FUNCTION
+    *(void **)&register_dma_buf = find(library, "ibv_reg_dmabuf_mr");
     if (missing == NULL) return TL_OK;
     return tl_error_set(ret_error, TL_NOT_FOUND,
                         "libibverbs.so.1 has no function %s: it is too old; update rdma-core (package libibverbs1)",

@@ -127,7 +127,8 @@ void verbs_post_write(struct tl_queue_pair *base, const struct tl_region *region
     set_piece(record, source, (uint32_t)len_bytes, len_bytes > 0 ? verbs_region_of(region)->mr->lkey : 0);
     record->request.opcode = has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
     if (has_immediate) record->request.imm_data = htobe32(immediate);
-    if (len_bytes <= INLINE_WRITE_BYTES && len_bytes <= pair->ring.max_inline_bytes) {
+    bool is_on_device = len_bytes > 0 && region->is_on_device; /* what is inline is copied by the CPU */
+    if (!is_on_device && len_bytes <= INLINE_WRITE_BYTES && len_bytes <= pair->ring.max_inline_bytes) {
         record->request.send_flags = IBV_SEND_INLINE;
     }
 }

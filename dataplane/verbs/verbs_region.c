@@ -3,6 +3,9 @@
  * Registered memory. A region that is only read gives the card no right to write. A region that peers reach through
  * windows cannot be written until a window is bound to a part of it. Only under TL_KEYS_REGION a peer that has the key
  * may write all of it.
+ *
+ * Memory of a device is registered by its dma-buf, which keeps it from moving; where there is none, or the card's
+ * driver takes none, by its address, which nvidia-peermem makes known to the kernel.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -12,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "tensor/device.h"
 
 static unsigned access_flags(const struct verbs_device *device, enum tl_region_access access)
 {
@@ -52,12 +56,69 @@ enum tl_status verbs_region_create(struct tl_provider *provider, void *address, 
     }
     struct verbs_region *region = calloc(1, sizeof(*region));
     if (region == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a region");
-    region->base = (struct tl_region){provider, address, len_bytes, access};
+    region->base = (struct tl_region){provider, address, len_bytes, access, false};
     region->mr = ibv_reg_mr(device->pd, address, len_bytes, access_flags(device, access));
     if (region->mr == NULL) {
         int error_number = errno;
         free(region);
         return refuse(device, len_bytes, error_number, ret_error);
+    }
+    *ret_region = &region->base;
+    return TL_OK;
+}
+
+/* The card's table, its window to the device, or locked memory is full, unless it is something that will not pass. */
+static bool is_scarce(int error_number)
+{
+    return error_number == ENOMEM || error_number == ENOSPC || error_number == EAGAIN;
+}
+
+static enum tl_status refuse_on_device(const struct verbs_device *device, const struct tl_device_allocation *allocation,
+                                       int by_file, int by_address, struct tl_error *ret_error)
+{
+    if (is_scarce(by_file) || is_scarce(by_address)) {
+        return tl_error_set(
+            ret_error, TL_RESOURCE_EXHAUSTED,
+            "%s: cannot register %llu bytes of a device: the device shows no more of its memory (BAR1), "
+            "or the card's table is full: %s",
+            device->base.name, (unsigned long long)allocation->len_bytes,
+            strerror(is_scarce(by_address) ? by_address : by_file));
+    }
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                        "%s: cannot register memory of a device: by dma-buf: %s; by its address: %s, is nvidia-peermem "
+                        "loaded?",
+                        device->base.name, by_file != 0 ? strerror(by_file) : allocation->why_no_file,
+                        strerror(by_address));
+}
+
+enum tl_status verbs_region_create_on(struct tl_provider *provider, const struct tl_device_allocation *allocation,
+                                      enum tl_region_access access, struct tl_region **ret_region,
+                                      struct tl_error *ret_error)
+{
+    struct verbs_device *device = verbs_device_of(provider);
+    uint64_t len_bytes = allocation->len_bytes;
+    int flags = (int)access_flags(device, access), by_file = 0;
+    if (len_bytes == 0 || len_bytes > device->attributes.max_mr_size) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: a region has 1 to %llu bytes, not %llu",
+                            device->base.name, (unsigned long long)device->attributes.max_mr_size,
+                            (unsigned long long)len_bytes);
+    }
+    struct verbs_region *region = calloc(1, sizeof(*region));
+    if (region == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a region");
+    region->base = (struct tl_region){provider, allocation->address, len_bytes, access, true};
+    if (allocation->file >= 0) {
+        region->mr = ibv_reg_dmabuf_mr(device->pd, allocation->offset_bytes, len_bytes, (uintptr_t)allocation->address,
+                                       allocation->file, flags);
+        by_file = region->mr != NULL ? 0 : errno;
+    }
+    /* What is scarce by one way is scarce by the other, and idle registrations may go for it. */
+    if (region->mr == NULL && !is_scarce(by_file)) {
+        region->mr = ibv_reg_mr(device->pd, allocation->address, len_bytes, (unsigned)flags);
+    }
+    if (region->mr == NULL) {
+        int by_address = is_scarce(by_file) ? by_file : errno;
+        free(region);
+        return refuse_on_device(device, allocation, by_file, by_address, ret_error);
     }
     *ret_region = &region->base;
     return TL_OK;

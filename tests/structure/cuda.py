@@ -38,7 +38,13 @@ NUMBERS = {
     "TL_CUDA_EVENT_DISABLE_TIMING": ["CU_EVENT_DISABLE_TIMING"],
     "TL_CUDA_CAPTURE_MODE_RELAXED": ["cudaStreamCaptureModeRelaxed", "CU_STREAM_CAPTURE_MODE_RELAXED"],
     "TL_CUDA_CAPTURE_NONE": ["CU_STREAM_CAPTURE_STATUS_NONE"],
+    "TL_CUDA_POINTER_SYNC_MEMOPS": ["CU_POINTER_ATTRIBUTE_SYNC_MEMOPS"],
+    "TL_CUDA_DEVICE_DIRECT_SUPPORTED": ["CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED"],
+    "TL_CUDA_DEVICE_DMA_BUF_SUPPORTED": ["CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED"],
+    "TL_CUDA_RANGE_DMA_BUF": ["CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD"],
 }
+# Which releases have a number, where not all do.
+LATER = {"TL_CUDA_DEVICE_DMA_BUF_SUPPORTED": "CUDA_VERSION >= 11070", "TL_CUDA_RANGE_DMA_BUF": "CUDA_VERSION >= 11070"}
 # Handles that are constants, which a compiler cannot compare: the line of cuda.h, and of our public header.
 HANDLES = {
     r"define CU_STREAM_LEGACY\s+\(\(CUstream\)0x1\)": "define TL_STREAM_LEGACY 1",
@@ -81,6 +87,11 @@ static_assert(!compare<int (*)(long), int (*)(void *)>::is_equal, "the compariso
 TL_CUDA_RUNTIME_FUNCTIONS(FUNCTION)
 TL_CUDA_LIBCUDA_FUNCTIONS(FUNCTION)
 FUNCTION(cudaGetErrorString, )
+#define DIRECT_FUNCTION(name, parameters, version) \\
+    static_assert(compare<decltype(tl_cuda_direct::name), decltype(&::name)>::is_equal, "the parameters of " #name);
+#if CUDA_VERSION >= 11070
+TL_CUDA_DIRECT_FUNCTIONS(DIRECT_FUNCTION)
+#endif
 static_assert(sizeof(tl_cuda_pointer) >= sizeof(cudaPointerAttributes), "space for the attributes of a pointer");
 static_assert(offsetof(tl_cuda_pointer, type) == offsetof(cudaPointerAttributes, type), "type");
 static_assert(offsetof(tl_cuda_pointer, device) == offsetof(cudaPointerAttributes, device), "device");
@@ -90,7 +101,8 @@ static_assert(offsetof(tl_cuda_pointer, host_pointer) == offsetof(cudaPointerAtt
 
 
 def program():
-    numbers = [f'static_assert({ours} == {theirs}, "{ours} is {theirs}");'
+    numbers = [(f"#if {LATER[ours]}\n" if ours in LATER else "") +
+               f'static_assert({ours} == {theirs}, "{ours} is {theirs}");' + ("\n#endif" if ours in LATER else "")
                for ours, names in NUMBERS.items() for theirs in names]
     entries = [f'#if {condition}\nstatic_assert(compare<{form}, decltype(&::{name})>::is_equal, "{form}");\n#endif'
                for form, name, condition in ENTRIES]

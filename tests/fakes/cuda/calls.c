@@ -113,6 +113,19 @@ static void enter_context(struct device *device)
     if (!this_thread.context) return leave(TL_CUDA_INVALID_CONTEXT);                                                   \
     if (this_thread.context->broken) return leave(this_thread.context->broken)
 
+tl_cuda_error fake_cuda_enter(const char *name)
+{
+    tl_cuda_error entered = enter(name, SAFE);
+    if (entered != TL_CUDA_OK) return entered;
+    if (!this_thread.context) return TL_CUDA_INVALID_CONTEXT;
+    return this_thread.context->broken;
+}
+
+tl_cuda_error fake_cuda_leave(tl_cuda_error error)
+{
+    return leave(error);
+}
+
 /* ----------------------------------------------------------------------------------------------------- runtime -- */
 
 #define DECLARE(name, parameters) EXPORT tl_cuda_error name parameters;
@@ -315,8 +328,6 @@ const char *cudaGetErrorString(tl_cuda_error error)
 
 /* ------------------------------------------------------------------------------------------------------ driver -- */
 
-#define FIRST_DEVICE 40 /* the number that libcuda has for the first device */
-
 static tl_cuda_error device_get(int *ret_device, int index)
 {
     ENTER(SAFE);
@@ -414,10 +425,7 @@ static tl_cuda_error event_record(void *event_handle, void *handle)
     return leave(TL_CUDA_OK);
 }
 
-static const struct {
-    const char *name;
-    void *function;
-} entries[] = {
+static const struct fake_entry entries[] = {
     {"cuDeviceGet", (void *)device_get},
     {"cuDeviceGetName", (void *)device_get_name},
     {"cuDeviceGetPCIBusId", (void *)device_get_pci_bus_id},
@@ -436,6 +444,11 @@ static tl_cuda_error find_entry(const char *name, void **ret_function)
     for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
         if (strcmp(entries[i].name, name) != 0) continue;
         *ret_function = entries[i].function;
+        return leave(TL_CUDA_OK);
+    }
+    for (const struct fake_entry *entry = fake_dmabuf_entries; entry->name; entry++) {
+        if (strcmp(entry->name, name) != 0) continue;
+        *ret_function = entry->function;
         return leave(TL_CUDA_OK);
     }
     return leave(TL_CUDA_INVALID_VALUE);
@@ -566,6 +579,15 @@ static void free_foreign(void *address)
     pthread_mutex_unlock(&state_mutex);
 }
 
+static bool is_synchronous(const void *address)
+{
+    pthread_mutex_lock(&state_mutex);
+    memory_check_locked(address, 1);
+    bool is_set = memory_find_locked(address)->is_synchronous;
+    pthread_mutex_unlock(&state_mutex);
+    return is_set;
+}
+
 static void *view(const void *address)
 {
     pthread_mutex_lock(&state_mutex);
@@ -626,6 +648,8 @@ const struct fake_cuda fake_cuda_table = {
     .allocate = allocate,
     .allocate_managed = allocate_managed,
     .free = free_foreign,
+    .set_direct = fake_dmabuf_set,
+    .is_synchronous = is_synchronous,
     .view = view,
     .create_stream = create_stream,
     .launch = launch,

@@ -72,6 +72,10 @@ struct fake_cuda {
     void *(*allocate)(int device, size_t size_bytes);
     void *(*allocate_managed)(size_t size_bytes);
     void (*free)(void *memory);
+    /* By what RDMA cards may access devices; at first by both. */
+    void (*set_direct)(bool has_dma_buf, bool has_peermem);
+    /* Whether synchronous copies in this allocation are over when their calls return. */
+    bool (*is_synchronous)(const void *memory);
     /* The same bytes where the test may touch them. */
     void *(*view)(const void *memory);
 

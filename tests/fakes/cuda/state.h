@@ -11,6 +11,7 @@
 #include "fakes/cuda/fake_cuda.h"
 #include "tensor/cuda_interface.h"
 
+#define FIRST_DEVICE 40 /* the number that libcuda has for the first device */
 #define ARENA_BYTES (UINT64_C(512) << 20)
 
 enum memory_kind { MEMORY_NONE = 0, MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_MANAGED = 3 };
@@ -23,6 +24,7 @@ struct memory {
     int device;
     bool is_freed;
     bool is_foreign; /* the program's, which is not counted */
+    bool is_synchronous;
 };
 
 struct op {
@@ -114,5 +116,16 @@ struct stream *streams_captured_locked(int device);
 
 /* calls.c */
 int fake_cuda_device_here(void);
+/* Begins a call of libcuda, and takes the mutex; an error is the result of the call. Ends it. */
+tl_cuda_error fake_cuda_enter(const char *name);
+tl_cuda_error fake_cuda_leave(tl_cuda_error error);
+
+/* dmabuf.c */
+struct fake_entry {
+    const char *name;
+    void *function;
+};
+extern const struct fake_entry fake_dmabuf_entries[]; /* ends with an empty one */
+void fake_dmabuf_set(bool has_dma_buf, bool has_peermem);
 
 #endif
