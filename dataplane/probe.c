@@ -10,12 +10,16 @@
  * real transfer, so that both kinds of operations have been seen to work. Failure modes: a call that is refused, a
  * queue pair that breaks, nothing that comes in time, bytes that differ. Then as after success both queue pairs are
  * disconnected and drained before the memory goes.
+ *
+ * A device takes the place of the memory of one end. What a write brings there is compared by the caller, who can copy
+ * it to the host.
  */
 #include "dataplane/probe.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/arith.h"
 #include "base/check.h"
@@ -23,6 +27,8 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "dataplane/memory/pages.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
 
 /* It takes more than one packet where the settings allow that in one write. */
 #define PROBE_BYTES 8192
@@ -45,6 +51,10 @@ struct probe {
     uint8_t *memory;    /* PROBE_BYTES for the bytes that come, then as many that they come from */
     uint64_t len_bytes; /* how many of these are written or read */
     struct tl_region *region;
+    struct tl_region *device_region; /* memory of a device; NULL: both ends lie on the host */
+    uint8_t *on_device;              /* PROBE_BYTES */
+    bool is_to_device;               /* the bytes go to the device; false: they come from there */
+    const uint8_t *bytes;            /* PROBE_BYTES to write; NULL: any */
     struct tl_exposure exposure;
     struct tl_work moved;
     bool has_message;
@@ -63,6 +73,7 @@ static void fail(struct probe *probe, const struct tl_error *reason)
 static void compare(struct probe *probe)
 {
     struct tl_error reason;
+    if (probe->is_to_device) return;
     if (memcmp(probe->memory, probe->memory + PROBE_BYTES, probe->len_bytes) == 0) return;
     tl_error_set(&reason, TL_DATA_LOSS, "it has delivered wrong bytes");
     fail(probe, &reason);
@@ -93,8 +104,10 @@ static void message_came(void *owner, const void *data, uint32_t len_bytes)
     if (probe->is_reading) {
         pair->ops->read(pair, probe->region, probe->memory, probe->len_bytes, descriptor, 0, &probe->moved);
     } else {
-        pair->ops->write(pair, probe->region, probe->memory + PROBE_BYTES, probe->len_bytes, descriptor, 0, true,
-                         IMMEDIATE, &probe->moved);
+        bool is_from_device = probe->device_region != NULL && !probe->is_to_device;
+        pair->ops->write(pair, is_from_device ? probe->device_region : probe->region,
+                         is_from_device ? probe->on_device : probe->memory + PROBE_BYTES, probe->len_bytes, descriptor,
+                         0, true, IMMEDIATE, &probe->moved);
     }
     tl_queue_pair_doorbell(pair);
 }
@@ -137,6 +150,10 @@ static enum tl_status make_memory(struct probe *probe, struct tl_error *ret_erro
     enum tl_status status = tl_region_map(probe->provider, 2 * (uint64_t)PROBE_BYTES, &probe->region, ret_error);
     if (status != TL_OK) return status;
     probe->memory = probe->region->address;
+    if (probe->bytes != NULL) {
+        memcpy(probe->memory + PROBE_BYTES, probe->bytes, PROBE_BYTES);
+        return TL_OK;
+    }
     for (size_t i = PROBE_BYTES; i < 2 * (size_t)PROBE_BYTES; i += sizeof(uint64_t)) {
         uint64_t number = tl_random_u64();
         memcpy(probe->memory + i, &number, sizeof(number));
@@ -175,10 +192,12 @@ static enum tl_status start(struct probe *probe, enum tl_keys keys, struct tl_er
     if (status == TL_OK) status = connect_to(&probe->target, &probe->initiator, ret_error);
     if (status != TL_OK) return status;
     pair = probe->target.pair;
+    struct tl_region *target = probe->is_to_device ? probe->device_region : probe->region;
     status = probe->is_reading
                  ? tl_queue_pair_expose_source(pair, probe->region, probe->memory + PROBE_BYTES, PROBE_BYTES, false,
                                                &probe->exposure, ret_error)
-                 : tl_queue_pair_expose(pair, probe->region, probe->memory, PROBE_BYTES, &probe->exposure, ret_error);
+                 : tl_queue_pair_expose(pair, target, probe->is_to_device ? probe->on_device : probe->memory,
+                                        PROBE_BYTES, &probe->exposure, ret_error);
     if (status != TL_OK) return status;
     pair->ops->message(pair, probe->exposure.descriptor.bytes, probe->exposure.descriptor.len_bytes, NULL);
     tl_queue_pair_doorbell(pair);
@@ -276,4 +295,79 @@ enum tl_status tl_provider_probe_reads(struct tl_provider *provider, int64_t tim
 {
     struct probe probe = {.provider = provider, .is_reading = true};
     return run(&probe, TL_KEYS_WINDOW, timeout_ns, ret_error);
+}
+
+/* ---------------------------------------------------------------------------------------------------- devices -- */
+
+static void fill_at_random(const struct tl_tensor *tensor)
+{
+    uint8_t *bytes = tl_tensor_data(tensor);
+    for (size_t i = 0; i < PROBE_BYTES; i += sizeof(uint64_t)) {
+        uint64_t number = tl_random_u64();
+        memcpy(bytes + i, &number, sizeof(number));
+    }
+}
+
+/* The memory of a probe of a device. */
+struct device_memory {
+    struct tl_tensor *on_device;
+    struct tl_tensor *sent;     /* on the host */
+    struct tl_tensor *returned; /* on the host */
+    struct tl_region *region;   /* of on_device */
+};
+
+static enum tl_status make_device_memory(struct tl_provider *provider, struct tl_device device,
+                                         struct device_memory *ret_memory, struct tl_error *ret_error)
+{
+    static const uint64_t size_bytes = PROBE_BYTES;
+    struct tl_device_allocation allocation;
+    enum tl_status status = tl_tensor_create(TL_U8, 1, &size_bytes, &ret_memory->sent, ret_error);
+    if (status == TL_OK) status = tl_tensor_create(TL_U8, 1, &size_bytes, &ret_memory->returned, ret_error);
+    if (status == TL_OK) status = tl_tensor_create_on(device, TL_U8, 1, &size_bytes, &ret_memory->on_device, ret_error);
+    if (status != TL_OK) return status;
+    tl_tensor_set_stream(ret_memory->on_device, TL_STREAM_NONE);
+    status =
+        tl_device_find_allocation(device, tl_tensor_data(ret_memory->on_device), PROBE_BYTES, &allocation, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_region_create_on(provider, &allocation, TL_REGION_WRITE, &ret_memory->region, ret_error);
+    if (allocation.file >= 0) close(allocation.file);
+    return status;
+}
+
+/* Writes from the device, or to it, what CUDA has put there or finds there. */
+static enum tl_status run_with(struct tl_provider *provider, enum tl_keys keys, const struct device_memory *memory,
+                               bool is_to_device, int64_t timeout_ns, struct tl_error *ret_error)
+{
+    struct probe probe = {.provider = provider,
+                          .device_region = memory->region,
+                          .on_device = tl_tensor_data(memory->on_device),
+                          .is_to_device = is_to_device,
+                          .bytes = tl_tensor_data(memory->sent)};
+    fill_at_random(memory->sent);
+    enum tl_status status = TL_OK;
+    if (!is_to_device) status = tl_tensor_copy(memory->on_device, memory->sent, ret_error);
+    if (status == TL_OK) status = run(&probe, keys, timeout_ns, ret_error);
+    if (status != TL_OK || !is_to_device) return status;
+    status = tl_tensor_copy(memory->returned, memory->on_device, ret_error);
+    if (status != TL_OK) return status;
+    if (memcmp(tl_tensor_data(memory->sent), tl_tensor_data(memory->returned), probe.len_bytes) == 0) return TL_OK;
+    return tl_error_set(ret_error, TL_DATA_LOSS, "a probe write failed: the device has other bytes");
+}
+
+enum tl_status tl_provider_probe_device(const struct tl_provider *provider, enum tl_keys keys, struct tl_device device,
+                                        int64_t timeout_ns, struct tl_error *ret_error)
+{
+    struct tl_provider *again;
+    struct device_memory memory = {.region = NULL};
+    enum tl_status status = tl_provider_reopen(provider, &again, ret_error);
+    if (status != TL_OK) return status;
+    status = make_device_memory(again, device, &memory, ret_error);
+    if (status == TL_OK) status = run_with(again, keys, &memory, false, timeout_ns, ret_error);
+    if (status == TL_OK) status = run_with(again, keys, &memory, true, timeout_ns, ret_error);
+    tl_region_destroy(memory.region);
+    tl_tensor_put(memory.on_device);
+    tl_tensor_put(memory.sent);
+    tl_tensor_put(memory.returned);
+    again->ops->close(again);
+    return status;
 }

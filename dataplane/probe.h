@@ -7,6 +7,8 @@
 #ifndef DATAPLANE_PROBE_H
 #define DATAPLANE_PROBE_H
 
+#include <tensorlane/tensor.h>
+
 #include "dataplane/provider.h"
 
 /* Connects two queue pairs of the provider to each other, sends a message, answers it with a write with an immediate
@@ -21,5 +23,12 @@ enum tl_status tl_provider_probe(struct tl_provider *provider, enum tl_keys keys
  * with "a probe read failed: ". */
 enum tl_status tl_provider_probe_reads(struct tl_provider *provider, int64_t timeout_ns,
                                        struct tl_error *ret_error) TL_MUST_USE;
+
+/* Tries whether the card reads and writes the memory of a device: opens the provider once more, allocates memory of the
+ * device, registers it, and writes from there to the host and from the host to there, under `keys`. Each time it
+ * compares what has come with what CUDA has copied. Frees everything it has created. Errors: as of
+ * tl_provider_probe, of opening, of tl_device_memory_create and of tl_region_create_on. Thread: any. Blocks: so. */
+enum tl_status tl_provider_probe_device(const struct tl_provider *provider, enum tl_keys keys, struct tl_device device,
+                                        int64_t timeout_ns, struct tl_error *ret_error) TL_MUST_USE;
 
 #endif

@@ -21,6 +21,13 @@ enum tl_status tl_region_create(struct tl_provider *provider, void *address, uin
     return provider->ops->region_create(provider, address, len_bytes, access, ret_region, ret_error);
 }
 
+enum tl_status tl_provider_reopen(const struct tl_provider *provider, struct tl_provider **ret_provider,
+                                  struct tl_error *ret_error)
+{
+    if (provider->ops->reopen == NULL) return not_supported(provider, "a probe while it is used", ret_error);
+    return provider->ops->reopen(provider, ret_provider, ret_error);
+}
+
 enum tl_status tl_region_create_on(struct tl_provider *provider, const struct tl_device_allocation *allocation,
                                    enum tl_region_access access, struct tl_region **ret_region,
                                    struct tl_error *ret_error)

@@ -131,6 +131,10 @@ struct tl_provider_ops {
     const char *settings; /* "verbs": the object of the configuration that remedies refer to */
 
     void (*close)(struct tl_provider *provider); /* No queue pair and no region is left. */
+    /* Opens the same device once more, for a probe beside the reactor that owns this one. NULL: it cannot. Thread: any.
+     * Blocks. Errors: those of opening. */
+    enum tl_status (*reopen)(const struct tl_provider *provider, struct tl_provider **ret_provider,
+                             struct tl_error *ret_error);
     /* Handles events, at most a batch of them. Returns how many there were. */
     unsigned (*poll)(struct tl_provider *provider);
     /* Makes `fd` readable once, as soon as there is something to poll. Returns false when there is already: poll again.
@@ -275,6 +279,8 @@ enum tl_status tl_region_create(struct tl_provider *provider, void *address, uin
 enum tl_status tl_region_create_on(struct tl_provider *provider, const struct tl_device_allocation *allocation,
                                    enum tl_region_access access, struct tl_region **ret_region,
                                    struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_provider_reopen(const struct tl_provider *provider, struct tl_provider **ret_provider,
+                                  struct tl_error *ret_error) TL_MUST_USE;
 enum tl_status tl_region_map(struct tl_provider *provider, uint64_t len_bytes, struct tl_region **ret_region,
                              struct tl_error *ret_error) TL_MUST_USE;
 void tl_region_destroy(struct tl_region *region); /* NULL is accepted */

@@ -22,6 +22,7 @@ enum {
     FLAG_PING = 8,
     FLAG_PUBLISHED = 16,
     FLAG_MAY_MAP = 32,
+    FLAG_ON_DEVICE = 32, /* in SOURCE */
     FLAG_COPYING = 64,
     FLAG_READING = 128,
 };
@@ -65,7 +66,7 @@ static const struct layout layouts[] = {
                            .has_offset = true,
                            .has_destination = true},
     [TL_MESSAGE_SOURCE] = {.name = "SOURCE",
-                           .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_PUBLISHED | FLAG_COPYING,
+                           .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_PUBLISHED | FLAG_COPYING | FLAG_ON_DEVICE,
                            .has_step = true,
                            .has_checksum_field = true,
                            .has_destination = true},
@@ -172,10 +173,12 @@ static uint8_t *put_status(uint8_t *at, const struct tl_message *message)
 uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
 {
     const struct layout *layout = &layouts[message->type];
-    unsigned flags = (message->has_meta_data ? FLAG_META_DATA : 0) | (message->has_checksum ? FLAG_CHECKSUM : 0) |
-                     (message->is_final ? FLAG_FINAL : 0) | (message->is_ping ? FLAG_PING : 0) |
-                     (message->is_published ? FLAG_PUBLISHED : 0) | (message->may_map ? FLAG_MAY_MAP : 0) |
-                     (message->is_copying ? FLAG_COPYING : 0) | (message->is_reading ? FLAG_READING : 0);
+    unsigned flags =
+        (message->has_meta_data ? FLAG_META_DATA : 0) | (message->has_checksum ? FLAG_CHECKSUM : 0) |
+        (message->is_final ? FLAG_FINAL : 0) | (message->is_ping ? FLAG_PING : 0) |
+        (message->is_published ? FLAG_PUBLISHED : 0) |
+        ((message->type == TL_MESSAGE_SOURCE ? message->is_on_device : message->may_map) ? FLAG_MAY_MAP : 0) |
+        (message->is_copying ? FLAG_COPYING : 0) | (message->is_reading ? FLAG_READING : 0);
     flags &= layout->flags;
     buffer[0] = (uint8_t)message->type;
     buffer[1] = (uint8_t)flags;
@@ -396,7 +399,8 @@ enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struc
     message->is_final = (flags & FLAG_FINAL) != 0;
     message->is_ping = (flags & FLAG_PING) != 0;
     message->is_published = (flags & FLAG_PUBLISHED) != 0;
-    message->may_map = (flags & FLAG_MAY_MAP) != 0;
+    message->may_map = type != TL_MESSAGE_SOURCE && (flags & FLAG_MAY_MAP) != 0;
+    message->is_on_device = type == TL_MESSAGE_SOURCE && (flags & FLAG_ON_DEVICE) != 0;
     message->is_copying = (flags & FLAG_COPYING) != 0;
     message->is_reading = (flags & FLAG_READING) != 0;
     message->consumed = get_u32(bytes + 4);

@@ -20,8 +20,8 @@
 #include "tensor/meta_data.h"
 
 /* 1: numbers had their full width; 2: REQUEST and RE_REQUEST could not say that the receiver copies; 3: there was no
- * SOURCE. */
-#define TL_DATAPLANE_VERSION 4
+ * SOURCE; 4: neither a write nor SOURCE could say that the value lies on a device. */
+#define TL_DATAPLANE_VERSION 5
 #define TL_MESSAGE_KEY_BYTES 512
 
 enum tl_message_type {
@@ -55,6 +55,7 @@ struct tl_message {
     bool may_map;      /* REQUEST: MAPPED may be the answer */
     bool is_copying;   /* REQUEST, RE_REQUEST: the receiver copies the bytes on, piece by piece as they arrive; SOURCE:
                           the   owner has copied them */
+    bool is_on_device; /* SOURCE: the value lies on a device */
     bool is_reading;   /* REQUEST: SOURCE may be the answer, and the receiver reads the bytes */
 
     uint64_t number;
@@ -99,14 +100,15 @@ const char *tl_message_name(enum tl_message_type type);
 /* -------------------------------------------------------------------------------------------------- immediates -- */
 
 /* A handle names a request of one connection. It is an index that is used again, and a generation that tells its uses
- * apart, so that a late answer is recognised. The two highest bits belong to the sender. */
+ * apart, so that a late answer is recognised. The three highest bits belong to the sender. */
 #define TL_HANDLE_INDEX_BITS 16
-#define TL_HANDLE_GENERATION_BITS 14
+#define TL_HANDLE_GENERATION_BITS 13
 #define TL_MAX_REQUESTS 65535
 #define TL_IMMEDIATE_PROBE UINT32_MAX /* no request has this index */
 /* The immediate of a write without bytes is the handle of a request whose SOURCE the receiver has read. */
 #define TL_IMMEDIATE_SENDER_COPYING (UINT32_C(1) << 31) /* the sender has copied the bytes into its pool */
 #define TL_IMMEDIATE_DONE_FOLLOWS (UINT32_C(1) << 30)   /* a DONE follows */
+#define TL_IMMEDIATE_ON_DEVICE (UINT32_C(1) << 29)      /* the value lies on a device */
 
 static inline uint32_t tl_handle(uint32_t index, uint32_t generation)
 {
@@ -118,6 +120,6 @@ static inline uint32_t tl_handle_index(uint32_t handle)
     return handle & UINT16_MAX;
 }
 
-#define TL_HANDLE_MASK (TL_IMMEDIATE_DONE_FOLLOWS - 1)
+#define TL_HANDLE_MASK (TL_IMMEDIATE_ON_DEVICE - 1)
 
 #endif

@@ -251,7 +251,7 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
         return;
     }
     request->received_bytes += len_bytes;
-    request->is_sender_copying |= (immediate & TL_IMMEDIATE_SENDER_COPYING) != 0;
+    request->sender_flags |= immediate & (TL_IMMEDIATE_SENDER_COPYING | TL_IMMEDIATE_ON_DEVICE);
     request->is_done_expected |= (immediate & TL_IMMEDIATE_DONE_FOLLOWS) != 0;
     request_advance_early(request);
     if (len_bytes == left_bytes && !request->is_done_expected) request_handle(request, REQUEST_EVENT_COMPLETE);
@@ -410,7 +410,9 @@ static enum tl_path path_of(const struct request *request)
     if (request->is_mapped) return TL_PATH_MAPPED;
     if (request->received_bytes == 0) return TL_PATH_NONE;
     if (request->fetch->meta_data.dtype == TL_STRING) return TL_PATH_SERIALIZED;
-    return request->bounce_buffer != NULL || request->is_sender_copying ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY;
+    if (request->bounce_buffer != NULL || (request->sender_flags & TL_IMMEDIATE_SENDER_COPYING) != 0)
+        return TL_PATH_BOUNCE;
+    return (request->sender_flags & TL_IMMEDIATE_ON_DEVICE) != 0 ? TL_PATH_GPU_DIRECT : TL_PATH_ZERO_COPY;
 }
 
 /* Completes a request whose bytes are in the destination or its bounce buffer, where the peer cannot write them any
@@ -424,7 +426,8 @@ static bool complete(struct request *request, struct tl_error *ret_result)
     if (fetch->received_bytes < request->received_bytes) return false;
     fetch->path = path_of(request);
     fetch->path_reason =
-        request->bounce_buffer != NULL ? request->bounce_reason
+        request->bounce_buffer != NULL      ? request->bounce_reason
+        : fetch->path == TL_PATH_GPU_DIRECT ? NULL
         : fetch->path == TL_PATH_ZERO_COPY
             ? (request->conn->engine->options.is_reading ? request_how_read(request) : request_why_not_mapped(request))
             : "copied by the owner";

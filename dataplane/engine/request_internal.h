@@ -73,17 +73,18 @@ struct request {
     struct tl_fetch *fetch;
     enum request_state state;
     uint32_t handle;
-    bool is_asked; /* REQUEST has been posted: the peer knows the handle */
+    uint32_t
+        sender_flags; /* what the owner has said of the bytes: TL_IMMEDIATE_SENDER_COPYING, TL_IMMEDIATE_ON_DEVICE */
+    bool is_asked;    /* REQUEST has been posted: the peer knows the handle */
     bool is_registering;
     bool is_cancelled; /* it is given up as soon as it has registered or has memory; once it has a result, it does not
                           ask again */
     bool is_revoke_posted;
-    bool is_place_sent;     /* the peer knows where to write the expected value */
-    bool has_meta_data;     /* `expected` is set, from the cache or from META_DATA_UPDATE */
-    bool is_exposed;        /* the peer may still write through the exposure */
-    bool is_sender_copying; /* some of the bytes were copied into the owner's pool */
-    bool is_done_expected;  /* a DONE follows the data */
-    bool is_answered;       /* a status has come, which is the peer's last answer */
+    bool is_place_sent;    /* the peer knows where to write the expected value */
+    bool has_meta_data;    /* `expected` is set, from the cache or from META_DATA_UPDATE */
+    bool is_exposed;       /* the peer may still write through the exposure */
+    bool is_done_expected; /* a DONE follows the data */
+    bool is_answered;      /* a status has come, which is the peer's last answer */
     bool has_checksum;
     bool may_map; /* MAPPED is a possible answer */
     bool is_mapped;

@@ -38,7 +38,7 @@ void request_release_memory(struct request *request)
     request->kept = NULL;
     request->pin = (struct tl_pin){.region = NULL};
     request->received_bytes = 0;
-    request->is_sender_copying = false;
+    request->sender_flags = 0;
     request->is_done_expected = false;
     request->asked_bytes = 0;
 }

@@ -161,7 +161,8 @@ static void reply(struct tl_serve *serve, const struct tl_error *status, const s
     const struct tl_meta_data *meta_data = tl_tensor_meta_data(offer->tensor);
     if (meta_data->size_bytes == 0 || response_share(response)) {
         response_handle(response, RESPONSE_EVENT_EMPTY);
-    } else if (response->source.is_reading && !response_is_on_device(response) && response_may_show(response->conn)) {
+    } else if (response->source.is_reading && response_may_show(response->conn) &&
+               (!response_is_on_device(response) || response_may_be_direct(response))) {
         response_handle(response, RESPONSE_EVENT_SHOWN);
     } else if (response->has_meta_data && response->destination.len_bytes > 0 &&
                tl_meta_data_is_equal(meta_data, &response->expected)) {

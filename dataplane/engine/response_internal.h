@@ -52,9 +52,9 @@ enum response_event {
     RESPONSE_EVENT_DIFFERS, /* the source has replied with a value that has other meta-data; or the peer reads, and
                                the value cannot be shown or is not shown any more */
     RESPONSE_EVENT_SHOWN,   /* the source has replied with a value that the peer may read */
-    RESPONSE_EVENT_READY,   /* the source tensor is registered, memory of the pool has come, or the peer cannot read a
-                               source any more and has said where to write */
-    RESPONSE_EVENT_FAILED,  /* the rest of the tensor cannot be sent; the status says why */
+    RESPONSE_EVENT_READY,  /* the source tensor is registered, its fence is reached, memory of the pool has come, or the
+                              peer cannot read a  source any more and has said where to write */
+    RESPONSE_EVENT_FAILED, /* the rest of the tensor cannot be sent; the status says why */
     RESPONSE_OWN_EVENTS,
 
     /* Events of the peer, the card and timers. One that the table does not list ends the connection. */
@@ -83,7 +83,7 @@ struct response_pieces {
     unsigned out;          /* posted */
     bool is_first_used;    /* first_piece is one of them */
     struct piece *piece;   /* the next one, when the value lies on a device; NULL: it was not made yet */
-    struct tl_piece *read; /* reads it; NULL: all of the piece is in its block */
+    struct tl_piece *read; /* reads it, or waits for the fence of a value that the card reads; NULL: neither */
     uint64_t len_bytes;    /* how much the next one has */
     bool is_fence_reached;
 };
@@ -177,6 +177,11 @@ void response_prepare(struct response *response);
 bool response_share(struct response *response);
 /* Whether the value lies on a device. */
 bool response_is_on_device(const struct response *response);
+/* Whether the card may read the value on its device itself. False: its bytes are copied. */
+bool response_may_be_direct(const struct response *response);
+/* Whether the fence of the value is reached, before which the card must not read it. False: it is waited for;
+ * RESPONSE_EVENT_READY follows, or the response has failed. */
+bool response_await_fence(struct response *response);
 /* Copies the piece into the pool. When the value lies on a device, it only provides the block. Errors: TL_UNAVAILABLE:
  * the pool is full; the response is queued again when there is memory. TL_RESOURCE_EXHAUSTED: the piece never fits. */
 enum tl_status response_bounce(struct response *response, struct piece *piece, const uint8_t *source,

@@ -2,7 +2,8 @@
 /*
  * Where the bytes of a response are read from: from the tensor itself, or from pieces in the pool that they are copied
  * to. The bytes of a device are copied there through its pinned memory: a piece first has its block of the pool, so
- * that pinned memory is never kept by something that waits for the pool.
+ * that pinned memory is never kept by something that waits for the pool. A card that reaches the device reads them
+ * there itself, once the fence of the value is reached; nothing is copied then, and the CPU touches none of them.
  *
  * Failure modes: memory that is not registered is registered if it is large; else, or if that fails, it is copied. A
  * copy that finds the pool full waits for the other pieces of its tensor, or for memory of the pool.
@@ -129,6 +130,49 @@ enum tl_status response_read_from_device(struct response *response, struct piece
     return TL_OK;
 }
 
+bool response_may_be_direct(const struct response *response)
+{
+    const struct tl_engine *engine = response->conn->engine;
+    if (engine->options.is_bounce_forced || response->wants_checksum) return false; /* which the CPU makes */
+    struct tl_device device = tl_tensor_device(response->offer.tensor);
+    return tl_memory_why_not_direct(engine->memory, device, engine->options.keys) == NULL;
+}
+
+static void fence_reached(void *context, struct tl_piece *read, const struct tl_error *status)
+{
+    struct response *response = context;
+    struct tl_error error = *status;
+    response->pieces.read = NULL;
+    response->pieces.is_fence_reached = error.code == TL_OK;
+    tl_piece_put(read);
+    if (response->state != RESPONSE_WRITING && response->state != RESPONSE_SHOWING) return;
+    if (error.code == TL_OK) {
+        response_handle(response, RESPONSE_EVENT_READY);
+        return;
+    }
+    tl_error_prefix(&error, "%s: ", response->key);
+    response_fail(response, &error);
+}
+
+bool response_await_fence(struct response *response)
+{
+    struct response_pieces *pieces = &response->pieces;
+    struct tl_device_fence *fence = tl_tensor_fence(response->offer.tensor);
+    if (fence == NULL || pieces->is_fence_reached) return true;
+    if (pieces->read != NULL) return false;
+    const struct tl_piece_options options = {
+        .tensor = response->offer.tensor,
+        .after = fence,
+        .post = post_to_reactor,
+        .loop = response->conn->engine->reactor,
+        .notify = fence_reached,
+        .context = response,
+    };
+    pieces->read = tl_piece_read(&options);
+    if (pieces->read == NULL) response_fail(response, &response_out_of_memory);
+    return false;
+}
+
 /* ------------------------------------------------------------------------------------------------- registering -- */
 
 static void registered(struct tl_closure *closure)
@@ -161,13 +205,13 @@ void response_prepare(struct response *response)
     response->may_change = tl_tensor_may_change(tensor);
     response->is_done_wanted =
         response->wants_checksum || response->may_change || offer->step != response->expected_step;
-    bool is_direct = !engine->options.is_bounce_forced && !is_on_device &&
-                     (!engine->provider->limits.needs_regions ||
-                      tl_memory_pin(engine->memory, tensor, TL_REGION_READ, &response->pin));
+    bool is_copied = engine->options.is_bounce_forced || (is_on_device && !response_may_be_direct(response));
+    bool is_direct = !is_copied && (!engine->provider->limits.needs_regions ||
+                                    tl_memory_pin(engine->memory, tensor, TL_REGION_READ, &response->pin));
     bool is_small = conn_is_small(response->conn, tensor);
     if (is_direct) {
         response_handle(response, RESPONSE_EVENT_READY);
-    } else if (engine->options.is_bounce_forced || is_small || is_on_device) {
+    } else if (is_copied || is_small) {
         response->is_sender_copying = true;
         response_handle(response, RESPONSE_EVENT_READY);
     } else {

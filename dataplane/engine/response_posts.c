@@ -172,12 +172,12 @@ bool response_has_hash_state(struct response *response)
 void response_stop_reading(struct response *response)
 {
     struct response_pieces *pieces = &response->pieces;
-    if (pieces->piece == NULL) return;
     tl_piece_put(pieces->read);
+    pieces->read = NULL;
+    if (pieces->piece == NULL) return;
     conn_block_destroy(response->conn->engine->memory, &pieces->piece->block, &pieces->piece->pin);
     piece_destroy(response, pieces->piece);
     pieces->piece = NULL;
-    pieces->read = NULL;
 }
 
 /* Makes the next piece, with a copy in the pool if the bytes are copied. NULL: there will be memory later, or the
@@ -232,13 +232,17 @@ static bool post_piece(struct response *response)
     bool is_on_device = response_is_on_device(response);
     uint64_t left_bytes = tl_tensor_size_bytes(tensor) - response->posted_bytes;
     uint64_t len_bytes = tl_min_u64(left_bytes, most_bytes(response));
-    const uint8_t *source = is_on_device ? NULL : (const uint8_t *)tl_tensor_data(tensor) + response->posted_bytes;
-    struct piece *piece = is_on_device ? take_read_piece(response, len_bytes) : make_piece(response, source, len_bytes);
+    bool is_read_first = is_on_device && response->is_sender_copying;
+    if (is_on_device && !is_read_first && !response_await_fence(response)) return false;
+    const uint8_t *source = is_read_first ? NULL : (const uint8_t *)tl_tensor_data(tensor) + response->posted_bytes;
+    struct piece *piece =
+        is_read_first ? take_read_piece(response, len_bytes) : make_piece(response, source, len_bytes);
     if (piece == NULL) return false;
     if (piece->block != NULL) source = tl_tensor_data(piece->block);
     const struct tl_region *region = response->is_sender_copying ? piece->pin.region : response->pin.region;
     uint32_t immediate = response->handle | (response->is_sender_copying ? TL_IMMEDIATE_SENDER_COPYING : 0) |
-                         (response->is_done_wanted ? TL_IMMEDIATE_DONE_FOLLOWS : 0);
+                         (response->is_done_wanted ? TL_IMMEDIATE_DONE_FOLLOWS : 0) |
+                         (is_on_device ? TL_IMMEDIATE_ON_DEVICE : 0);
     response->pieces.out++;
     conn_post_write(conn, region, source, len_bytes, &response->destination, response->posted_bytes, immediate,
                     &piece->work);

@@ -40,6 +40,10 @@ static void use_block(struct response *response)
 {
     struct tl_conn *conn = response->conn;
     uint64_t size_bytes = tl_tensor_size_bytes(response->offer.tensor);
+    if (response_is_on_device(response)) { /* which is written through its pinned memory, piece by piece */
+        response_handle(response, RESPONSE_EVENT_DIFFERS);
+        return;
+    }
     response->is_sender_copying = true;
     bool has_block =
         conn_block_create_spare(conn, conn->engine->memory, size_bytes, &response->source.block, &response->pin);
@@ -179,11 +183,13 @@ bool response_post_source(struct response *response)
         response_fail(response, &error);
         return false;
     }
+    if (response_is_on_device(response) && !response_await_fence(response)) return false;
     if (!expose(response)) return false;
     struct tl_message *message = conn_compose(conn, TL_MESSAGE_SOURCE, response->handle);
     message->step = offer->step;
     message->is_published = !offer->is_one_shot;
     message->is_copying = response->source.block != NULL;
+    message->is_on_device = response_is_on_device(response);
     message->has_meta_data = true;
     tl_meta_data_copy(&message->meta_data, tl_tensor_meta_data(offer->tensor));
     message->destination = response->window.exposure.descriptor;

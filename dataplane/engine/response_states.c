@@ -249,6 +249,7 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
         [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
     },
     [RESPONSE_SHOWING] = {
+        [RESPONSE_EVENT_READY] = {RESPONSE_SHOWING, response_queue_post},
         [RESPONSE_EVENT_DIFFERS] = {RESPONSE_PARKED, park_unshown},
         [RESPONSE_EVENT_FAILED] = {RESPONSE_ENDING, response_queue_post},
         [RESPONSE_EVENT_RELEASE] = {RESPONSE_RETURNING, take_back},

@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/reason.h"
+#include "dataplane/memory/device_access.h"
 #include "dataplane/memory/registrations.h"
 
 /* How often the log says that the pool is full. */
@@ -32,6 +33,7 @@ struct tl_memory {
     _Atomic uint64_t bounced_bytes;
 
     struct tl_closure_thread registration_thread;
+    struct tl_device_accesses accesses;
     struct tl_closure serve_job; /* waits in that thread when the pool may serve a request that waits */
 
     /* The fields from here on belong to the registration thread. */
@@ -145,6 +147,11 @@ void tl_memory_register(struct tl_memory *memory, struct tl_registration *regist
     }
 }
 
+const char *tl_memory_why_not_direct(struct tl_memory *memory, struct tl_device device, enum tl_keys keys)
+{
+    return tl_device_accesses_why_not(&memory->accesses, device, keys);
+}
+
 /* Ends the registration thread and cancels the requests that are left. */
 static void stop_registration_thread(struct tl_memory *memory)
 {
@@ -152,6 +159,7 @@ static void stop_registration_thread(struct tl_memory *memory)
     tl_closure_thread_stop(&memory->registration_thread, &left);
     while ((link = tl_list_pop_front(&left)) != NULL) {
         if (link == &memory->serve_job.link) continue;
+        if (tl_device_accesses_owns(TL_CONTAINER_OF(link, struct tl_closure, link))) continue;
         struct tl_registration *registration = TL_CONTAINER_OF(link, struct tl_registration, job.link);
         set_cancelled(registration);
         registration->post(registration->context, &registration->closure);
@@ -167,6 +175,7 @@ enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_me
     if (!memory) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane's memory");
     memory->provider = provider;
     tl_closure_thread_init(&memory->registration_thread, "tl-register");
+    tl_device_accesses_init(&memory->accesses, provider, &memory->registration_thread);
     memory->serve_job.run = serve_waits;
     tl_list_init(&memory->serve_job.link);
     enum tl_status status = tl_registrations_create(provider, options->max_cached_bytes, options->max_cached_count,
@@ -189,6 +198,7 @@ void tl_memory_destroy(struct tl_memory *memory)
     stop_registration_thread(memory);
     tl_registrations_close(memory->registrations);
     tl_pool_close(memory->pool);
+    tl_device_accesses_fini(&memory->accesses);
     tl_closure_thread_fini(&memory->registration_thread);
     free(memory);
 }

@@ -130,6 +130,10 @@ struct tl_registration {
 /* Registers the allocation of the tensor and pins its bytes; the closure follows exactly once. Thread: any. */
 void tl_memory_register(struct tl_memory *memory, struct tl_registration *registration);
 
+/* Says why the provider does not reach the memory of the device, so that its bytes are copied; NULL: it does. The first
+ * call begins to find out. Never freed (base/reason.h). Thread: any. */
+const char *tl_memory_why_not_direct(struct tl_memory *memory, struct tl_device device, enum tl_keys keys);
+
 /* Maps a region like tl_region_map, and evicts registrations that are not used if that is needed. The region and its
  * memory are the caller's. Thread: any. Blocks. */
 enum tl_status tl_memory_region_map(struct tl_memory *memory, uint64_t len_bytes, struct tl_region **ret_region,

@@ -228,10 +228,14 @@ static void device_close(struct tl_provider *provider)
     free(device);
 }
 
+static enum tl_status device_reopen(const struct tl_provider *provider, struct tl_provider **ret_provider,
+                                    struct tl_error *ret_error);
+
 static const struct tl_provider_ops verbs_ops = {
     .name = "verbs",
     .settings = "verbs",
     .close = device_close,
+    .reopen = device_reopen,
     .poll = device_poll,
     .arm = device_arm,
     .disarm = device_disarm,
@@ -379,6 +383,11 @@ static enum tl_status open_candidate(const struct tl_verbs_options *options, con
     device->settings.pkey_index = (uint16_t)options->pkey_index;
     device->settings.queue_depth = options->queue_depth;
     device->settings.keys = options->keys;
+    device->options = *options;
+    device->options.devices = NULL;
+    device->options.address = NULL;
+    device->options.pool_bytes = 0; /* a probe needs no pool */
+    device->candidate = *candidate;
 
     make_fork_safe();
     enum tl_status status = tl_verbs_check_memlock(options, ret_error);
@@ -394,6 +403,13 @@ static enum tl_status open_candidate(const struct tl_verbs_options *options, con
     }
     *ret_provider = &device->base;
     return TL_OK;
+}
+
+static enum tl_status device_reopen(const struct tl_provider *provider, struct tl_provider **ret_provider,
+                                    struct tl_error *ret_error)
+{
+    const struct verbs_device *device = TL_CONTAINER_OF(provider, const struct verbs_device, base);
+    return open_candidate(&device->options, &device->candidate, ret_provider, ret_error);
 }
 
 enum tl_status tl_verbs_open(const struct tl_verbs_options *options, unsigned order, struct tl_provider **ret_provider,

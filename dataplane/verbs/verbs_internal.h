@@ -191,6 +191,8 @@ struct verbs_device {
     struct verbs_port port;
     struct verbs_pair_settings settings;
     struct ibv_device_attr attributes;
+    struct tl_verbs_options options; /* it was opened with these, less their text, for `reopen` */
+    struct tl_verbs_candidate candidate;
 };
 
 static inline struct verbs_device *verbs_device_of(struct tl_provider *provider)

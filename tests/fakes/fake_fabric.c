@@ -135,6 +135,11 @@ void fake_break_all(struct fake_provider *provider, const char *why)
 
 /* ----------------------------------------------------------------------------------------------------- arrival -- */
 
+void *fake_reach(const struct fake_fabric *fabric, const void *memory)
+{
+    return fabric->reach != NULL ? fabric->reach(memory) : (void *)(uintptr_t)memory;
+}
+
 static bool is_within(uint64_t start, uint64_t len_bytes, uint64_t outer_start, uint64_t outer_len_bytes)
 {
     return start >= outer_start && len_bytes <= outer_len_bytes && start - outer_start <= outer_len_bytes - len_bytes;
@@ -153,8 +158,10 @@ static bool fetch_bytes(struct fake_pair *target, const struct fake_operation *o
         if (window->key != address.key || !window->is_bound || !window->is_source) continue;
         if (!is_within(start, operation->len_bytes, (uintptr_t)window->address, window->len_bytes)) return false;
         bool is_moved = !fake_provider_of(target)->fabric->options.is_hollow || operation->len_bytes < HOLLOW_BYTES;
-        if (is_moved) memcpy(operation->target_memory, (const void *)(uintptr_t)start, operation->len_bytes);
-        if (operation->fault == FAKE_CORRUPT) *(uint8_t *)operation->target_memory ^= 1;
+        const struct fake_fabric *fabric = fake_provider_of(target)->fabric;
+        uint8_t *to = fake_reach(fabric, operation->target_memory);
+        if (is_moved) memcpy(to, fake_reach(fabric, (const void *)(uintptr_t)start), operation->len_bytes);
+        if (operation->fault == FAKE_CORRUPT) *to ^= 1;
         return true;
     }
     return false;
@@ -190,8 +197,9 @@ static bool land(struct fake_pair *target, const struct fake_operation *operatio
         if (__builtin_add_overflow(address.address, operation->offset_bytes, &start)) return false;
         if (!is_writable(target, &address, start, operation->len_bytes)) return false;
         bool is_moved = !provider->fabric->options.is_hollow || operation->len_bytes < HOLLOW_BYTES;
-        if (is_moved) memcpy((void *)(uintptr_t)start, bytes, operation->len_bytes);
-        if (operation->fault == FAKE_CORRUPT) *(uint8_t *)(uintptr_t)start ^= 1;
+        uint8_t *to = fake_reach(provider->fabric, (const void *)(uintptr_t)start);
+        if (is_moved) memcpy(to, bytes, operation->len_bytes);
+        if (operation->fault == FAKE_CORRUPT) *to ^= 1;
     }
     provider->fabric->writes[operation->write_place].has_landed = true;
     return true;
@@ -281,7 +289,8 @@ static enum outcome carry_to_peer(struct fake_pair *pair, struct fake_operation 
         break_with(pair, "transport retry counter exceeded: the peer does not answer");
         return CARRIED;
     }
-    const void *bytes = operation->kind == FAKE_MESSAGE ? operation->copy : operation->source;
+    const void *bytes =
+        operation->kind == FAKE_MESSAGE ? operation->copy : fake_reach(provider->fabric, operation->source);
     enum arrival arrival = seems_not_ready(operation) ? NO_SLOT : arrive(peer, operation, bytes);
     if (arrival == NO_SLOT) return receiver_not_ready(pair, peer, operation);
     if (arrival == NO_ACCESS) {
@@ -338,7 +347,8 @@ static void leave_behind(struct fake_pair *pair, const struct fake_operation *op
     late->region = NULL;
     late->target = pair->peer_number;
     late->copy = fake_alloc(operation->len_bytes);
-    const void *bytes = operation->kind == FAKE_MESSAGE ? operation->copy : operation->source;
+    const void *bytes =
+        operation->kind == FAKE_MESSAGE ? operation->copy : fake_reach(provider->fabric, operation->source);
     if (operation->len_bytes > 0) memcpy(late->copy, bytes, operation->len_bytes);
     tl_list_push_back(&provider->fabric->late, &late->link);
     struct fake_pair *target = fake_find_pair(provider->fabric, late->target);

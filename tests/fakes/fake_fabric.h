@@ -31,11 +31,12 @@ struct fake_fabric {
     pthread_mutex_t mutex;
     pthread_cond_t regions_go; /* Signalled when are_regions_held becomes false. */
     bool are_regions_held;
-    struct tl_list providers; /* Elements are struct fake_provider. */
-    struct tl_list pairs;     /* Elements are struct fake_pair: all of them, in the order of their creation. */
-    struct tl_list shared;    /* Elements are struct fake_shared. */
-    struct tl_list late;      /* Elements are struct fake_operation: cancelled, but on their way. */
-    uint64_t next_number;     /* The next number of a queue pair or key. */
+    void *(*reach)(const void *memory); /* NULL: everything lies on the host */
+    struct tl_list providers;           /* Elements are struct fake_provider. */
+    struct tl_list pairs;  /* Elements are struct fake_pair: all of them, in the order of their creation. */
+    struct tl_list shared; /* Elements are struct fake_shared. */
+    struct tl_list late;   /* Elements are struct fake_operation: cancelled, but on their way. */
+    uint64_t next_number;  /* The next number of a queue pair or key. */
     uint64_t random;
     struct rule_state rules[FAKE_MAX_RULES];
     unsigned rule_count;
@@ -54,6 +55,7 @@ struct fake_provider {
     struct tl_list events;  /* Elements are struct fake_event, for the next polls. */
     struct tl_list regions; /* Elements are struct fake_region. */
     struct fake_counters counters;
+    struct fake_provider_options options; /* It was opened with these. */
     unsigned network;
     uint32_t read_depth; /* 0: no reads. */
     bool is_armed;
@@ -172,6 +174,8 @@ struct fake_event {
 
 /* ---------------------------------------------------------------------------- fake_fabric.c; the mutex is held -- */
 
+/* Where the bytes at an address are. */
+void *fake_reach(const struct fake_fabric *fabric, const void *memory);
 struct fake_provider *fake_provider_of(const struct fake_pair *pair);
 struct fake_pair *fake_find_pair(struct fake_fabric *fabric, uint64_t number);
 void fake_push_event(struct fake_event *event);

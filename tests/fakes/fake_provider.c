@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "fakes/fake_fabric.h"
+#include "tensor/device.h"
 
 static const struct tl_provider_ops fake_ops;
 
@@ -93,6 +94,8 @@ struct tl_provider *fake_provider_open(struct fake_fabric *fabric, const char *n
     if (options->has_no_mapping) provider->ops.map = NULL;
     if (options->has_no_reads) provider->ops.read = NULL;
     if (options->has_no_reads) provider->ops.expose_source = NULL;
+    if (options->reach == NULL) provider->ops.region_create_on = NULL;
+    provider->options = *options;
     provider->read_depth = options->has_no_reads ? 0 : options->read_depth != 0 ? options->read_depth : 4;
     provider->base.ops = &provider->ops;
     provider->base.limits = (struct tl_provider_limits){
@@ -113,8 +116,18 @@ struct tl_provider *fake_provider_open(struct fake_fabric *fabric, const char *n
     tl_list_init(&provider->regions);
     lock(fabric);
     tl_list_push_back(&fabric->providers, &provider->link);
+    if (options->reach != NULL) fabric->reach = options->reach;
     unlock(fabric);
     return &provider->base;
+}
+
+static enum tl_status provider_reopen(const struct tl_provider *base, struct tl_provider **ret_provider,
+                                      struct tl_error *ret_error)
+{
+    const struct fake_provider *provider = TL_CONTAINER_OF(base, const struct fake_provider, base);
+    (void)ret_error;
+    *ret_provider = fake_provider_open(provider->fabric, base->name, &provider->options);
+    return TL_OK;
 }
 
 static void provider_close(struct tl_provider *base)
@@ -343,6 +356,16 @@ static enum tl_status provider_region_create(struct tl_provider *base, void *add
     if (is_gone) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: the device is gone", base->name);
     if (fails) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot register memory", base->name);
     return TL_OK;
+}
+
+static enum tl_status provider_region_create_on(struct tl_provider *base, const struct tl_device_allocation *allocation,
+                                                enum tl_region_access access, struct tl_region **ret_region,
+                                                struct tl_error *ret_error)
+{
+    enum tl_status status =
+        provider_region_create(base, allocation->address, allocation->len_bytes, access, ret_region, ret_error);
+    if (status == TL_OK) (*ret_region)->is_on_device = true;
+    return status;
 }
 
 static void region_destroy(struct tl_region *base)
@@ -784,7 +807,9 @@ static const struct tl_provider_ops fake_ops = {
     .poll = provider_poll,
     .arm = provider_arm,
     .disarm = provider_disarm,
+    .reopen = provider_reopen,
     .region_create = provider_region_create,
+    .region_create_on = provider_region_create_on,
     .region_destroy = region_destroy,
     .create = pair_create,
     .get_address = pair_get_address,

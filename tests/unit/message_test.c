@@ -53,6 +53,7 @@ static void compose(enum tl_message_type type)
     message.is_published = type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE ||
                            type == TL_MESSAGE_MAPPED || type == TL_MESSAGE_SOURCE;
     message.may_map = type == TL_MESSAGE_REQUEST;
+    message.is_on_device = type == TL_MESSAGE_SOURCE;
     message.is_copying = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_RE_REQUEST || type == TL_MESSAGE_SOURCE;
     message.is_reading = type == TL_MESSAGE_REQUEST;
 }
@@ -145,6 +146,7 @@ static void expect_round_trip(void)
     ck_assert_int_eq(decoded.is_ping, message.is_ping);
     ck_assert_int_eq(decoded.is_published, message.is_published);
     ck_assert_int_eq(decoded.may_map, message.may_map);
+    ck_assert_int_eq(decoded.is_on_device, message.is_on_device);
     ck_assert_int_eq(decoded.is_copying, message.is_copying);
     ck_assert_int_eq(decoded.is_reading, message.is_reading);
     expect_same_body();
@@ -162,6 +164,7 @@ START_TEST(round_trip)
     message.is_ping = false;
     message.is_published = false;
     message.may_map = false;
+    message.is_on_device = false;
     message.is_copying = false;
     message.is_reading = false;
     expect_round_trip();
@@ -247,10 +250,10 @@ END_TEST
 START_TEST(flags)
 {
     static const unsigned allowed[] = {0, 0,      1 | 2 | 32 | 64 | 128, 1 | 16, 64, 1 | 2 | 16, 4, 0, 0, 8,
-                                       0, 1 | 16, 1 | 2 | 16 | 64};
+                                       0, 1 | 16, 1 | 2 | 16 | 32 | 64};
     compose(types[_i]);
     message.has_meta_data = message.has_checksum = message.is_final = message.is_ping = message.is_published = true;
-    message.may_map = message.is_copying = message.is_reading = true;
+    message.may_map = message.is_copying = message.is_reading = message.is_on_device = true;
     uint32_t len_bytes = encode();
     ck_assert_uint_eq(buffer[1], allowed[_i]);
     for (unsigned bit = 0; bit < 8; bit++) {
@@ -493,7 +496,8 @@ START_TEST(handles)
     for (uint32_t generation = 0; generation < 1u << TL_HANDLE_GENERATION_BITS; generation++) {
         uint32_t handle = tl_handle(TL_MAX_REQUESTS - 1, generation);
         ck_assert_uint_eq(handle & ~TL_HANDLE_MASK, 0);
-        ck_assert_uint_ne(handle | TL_IMMEDIATE_SENDER_COPYING | TL_IMMEDIATE_DONE_FOLLOWS, TL_IMMEDIATE_PROBE);
+        ck_assert_uint_ne(handle | TL_IMMEDIATE_SENDER_COPYING | TL_IMMEDIATE_DONE_FOLLOWS | TL_IMMEDIATE_ON_DEVICE,
+                          TL_IMMEDIATE_PROBE);
     }
 }
 END_TEST

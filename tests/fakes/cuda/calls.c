@@ -588,6 +588,16 @@ static bool is_synchronous(const void *address)
     return is_set;
 }
 
+static void *reach(const void *address)
+{
+    pthread_mutex_lock(&state_mutex);
+    void *mapped = memory_view_locked(address);
+    const struct memory *memory = mapped != address ? memory_find_locked(address) : NULL;
+    if (mapped != address && (!memory || memory->is_freed)) misuse("a card touches %p, which was freed", address);
+    pthread_mutex_unlock(&state_mutex);
+    return mapped;
+}
+
 static void *view(const void *address)
 {
     pthread_mutex_lock(&state_mutex);
@@ -650,6 +660,7 @@ const struct fake_cuda fake_cuda_table = {
     .free = free_foreign,
     .set_direct = fake_dmabuf_set,
     .is_synchronous = is_synchronous,
+    .reach = reach,
     .view = view,
     .create_stream = create_stream,
     .launch = launch,

@@ -76,6 +76,8 @@ struct fake_cuda {
     void (*set_direct)(bool has_dma_buf, bool has_peermem);
     /* Whether synchronous copies in this allocation are over when their calls return. */
     bool (*is_synchronous)(const void *memory);
+    /* Where a card finds the bytes at an address: on the host that is the address itself. */
+    void *(*reach)(const void *memory);
     /* The same bytes where the test may touch them. */
     void *(*view)(const void *memory);
 
