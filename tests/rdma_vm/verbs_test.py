@@ -8,7 +8,8 @@ import unittest
 import guest_support
 
 BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / "build/release")
-PROGRAMS = ["verbs_device_test", "verbs_provider_test", "verbs_failure_test", "verbs_card_test"]
+PROGRAMS = ["verbs_device_test", "verbs_provider_test", "verbs_failure_test", "verbs_card_test",
+            "verbs_direct_test"]
 
 
 # Memory where huge pages are reserved, first for all processes, then as in a container that may map but not touch them.

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Memory of a device over the verbs provider on soft-RoCE. The device is the double's; ibv_reg_dmabuf_mr, which
+ * soft-RoCE does not have, registers the double's second mapping under the addresses of the device, so that the card
+ * moves the bytes and the CPU cannot.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "dataplane/probe.h"
+#include "fakes/device_case.h"
+#include "fakes/engine_case.h"
+#include "fakes/run_suite.h"
+#include "tests/rdma_vm/verbs_sides.h"
+
+enum registering {
+    REACHES,   /* the memory of the device */
+    MISSES,    /* other memory */
+    IS_REFUSED /* there is no dma-buf; and without nvidia-peermem the address cannot be registered either */
+};
+static enum registering registering;
+static uint8_t elsewhere[64 * 1024] __attribute__((aligned(4096)));
+
+struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *domain, uint64_t offset, size_t len_bytes, uint64_t iova, int file,
+                                 int access)
+{
+    ck_assert_int_ge(fcntl(file, F_GETFD), 0);
+    ck_assert_uint_eq(offset, iova % 4096);
+    if (registering == IS_REFUSED) {
+        errno = EOPNOTSUPP;
+        return NULL;
+    }
+    void *memory = registering == REACHES ? cuda->reach((void *)(uintptr_t)iova) : elsewhere;
+    return ibv_reg_mr_iova2(domain, memory, len_bytes, iova, (unsigned)access);
+}
+
+static void setup(void)
+{
+    setup_cuda();
+    registering = REACHES;
+    engine_pair_defaults(&options);
+}
+
+/* ------------------------------------------------------------------------------------------------------ probing -- */
+
+START_TEST(probed)
+{
+    struct tl_error error;
+    enum tl_keys keys = _i == 0 ? TL_KEYS_WINDOW : TL_KEYS_REGION;
+    struct tl_provider *provider = open_at(address_a(), keys);
+    ck_assert_msg(tl_provider_probe_device(provider, keys, gpu0, TL_NS_PER_SEC, &error) == TL_OK, "%s", error.message);
+    registering = MISSES;
+    ck_assert_int_eq(tl_provider_probe_device(provider, keys, gpu0, TL_NS_PER_SEC, &error), TL_DATA_LOSS);
+    registering = IS_REFUSED;
+    ck_assert_int_eq(tl_provider_probe_device(provider, keys, gpu0, TL_NS_PER_SEC, &error), TL_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(error.message, "nvidia-peermem") != NULL, "%s", error.message);
+    provider->ops->close(provider);
+    await_frees(0);
+}
+END_TEST
+
+/* ----------------------------------------------------------------------------------------------------- transfers -- */
+
+static struct tl_provider *open_side(const char *name)
+{
+    return open_at(strcmp(name, "left") == 0 ? address_a() : address_b(), options.engine.keys);
+}
+
+static void fetch(const char *key, uint64_t size_bytes, unsigned seed, enum tl_path path)
+{
+    const struct timespec moment = {.tv_nsec = 200 * 1000};
+    struct tl_tensor *value = bytes_on(gpu0, size_bytes);
+    fill(value, seed);
+    engine_side_publish(owner, key, 1, value);
+    engine_ask_start(asker, &ask, key, 1);
+    for (unsigned i = 0; i < 5000 && ask.done_count == 0; i++) {
+        engine_pair_run(&pair);
+        nanosleep(&moment, NULL);
+    }
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
+    ck_assert_int_eq(ask.fetch.path, path);
+    ck_assert(is_filled(ask.fetch.destination, seed));
+    engine_ask_fini(&ask);
+}
+
+/* Returns when it is known whether the owner's card reaches the device. */
+static void await_probe(void)
+{
+    const char *why_not = "";
+    for (unsigned i = 0; i < 5000; i++) {
+        why_not = tl_memory_why_not_direct(owner->memory, gpu0, options.engine.keys);
+        if (why_not == NULL || strstr(why_not, "for the first time") == NULL) return;
+        usleep(1000);
+    }
+    ck_assert_msg(false, "%s", why_not);
+}
+
+/* Values of all sizes, those that a card would take inline too: written by the owner's card, or read by the asker's. */
+START_TEST(from_a_device)
+{
+    static const uint64_t sizes[] = {1, 100, 4096, 65536, 3 * MIB + 7};
+    struct fake_cuda_counts before, after;
+    char key[32];
+    options.engine.keys = _i == 1 ? TL_KEYS_REGION : TL_KEYS_WINDOW;
+    options.engine.is_reading = _i == 2;
+    options.engine.register_bytes = 1;
+    options.open_provider = open_side;
+    open_pair();
+    await_probe();
+    cuda->get_counts(&before);
+    for (unsigned i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        snprintf(key, sizeof(key), "key %u", i);
+        fetch(key, sizes[i], i, TL_PATH_GPU_DIRECT);
+    }
+    cuda->get_counts(&after);
+    ck_assert_uint_eq(after.copied_bytes, before.copied_bytes);
+    if (_i == 2) ck_assert_uint_eq(engine_side_stats(owner).sources_shown, 5);
+    engine_pair_close(&pair);
+    await_frees(0);
+}
+END_TEST
+
+/* A card that does not reach the device moves nothing of it; the bytes are right all the same. */
+START_TEST(not_reached)
+{
+    registering = _i == 0 ? MISSES : IS_REFUSED;
+    options.open_provider = open_side;
+    open_pair();
+    await_probe();
+    fetch("key", 3 * MIB + 7, 1, TL_PATH_BOUNCE);
+    engine_pair_close(&pair);
+    await_frees(0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("verbs_direct");
+    TCase *tcase = tcase_create("verbs_direct");
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(tcase, probed, 0, 2);
+    tcase_add_loop_test(tcase, from_a_device, 0, 3);
+    tcase_add_loop_test(tcase, not_reached, 0, 2);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
