@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "dataplane/probe.h"
+#include "fakes/cluster.h"
 #include "fakes/device_case.h"
 #include "fakes/engine_case.h"
 #include "fakes/run_suite.h"
@@ -139,6 +140,44 @@ START_TEST(not_reached)
 }
 END_TEST
 
+/* Whole workers: after the first values the owner's card, or with gdr the receiver's, takes them from the device. */
+START_TEST(between_workers)
+{
+    static const char *const settings[] = {
+        "\"protocol\": \"grpc+verbs\", \"rdma\": \"require\", "
+        "\"verbs\": {\"devices\": \"rxe0\", \"gid_index\": 1, \"timeout\": 22, \"pool\": \"4MiB\"}",
+        "\"protocol\": \"grpc+gdr\", \"rdma\": \"require\", "
+        "\"verbs\": {\"devices\": \"rxe0\", \"gid_index\": 1, \"timeout\": 22, \"pool\": \"4MiB\"}",
+    };
+    struct cluster cluster;
+    struct fake_cuda_counts before, after;
+    enum tl_path path = TL_PATH_NONE;
+    cluster_init(&cluster, 2, settings[_i]);
+    cluster_open_all(&cluster);
+    struct tl_cq *cq = cluster_cq();
+    for (unsigned step = 1; step < 1000 && path != TL_PATH_GPU_DIRECT; step++) {
+        struct tl_tensor *value = bytes_on(gpu0, MIB);
+        fill(value, step);
+        cuda->get_counts(&before);
+        cluster_publish(cluster.workers[0], "key", step, value);
+        tl_tensor_put(value);
+        (void)cluster_recv(cluster.workers[1], 0, "key", step, cq);
+        struct tl_completion completion = cluster_next(cq);
+        ck_assert_msg(completion.status.code == TL_OK, "%s", completion.status.message);
+        ck_assert(is_filled(completion.tensor, step));
+        path = completion.path;
+        tl_tensor_put(completion.tensor);
+        if (path != TL_PATH_GPU_DIRECT) usleep(1000);
+    }
+    cuda->get_counts(&after);
+    ck_assert_int_eq(path, TL_PATH_GPU_DIRECT);
+    ck_assert_uint_eq(after.copied_bytes, before.copied_bytes);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(cq);
+    await_frees(0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("verbs_direct");
@@ -148,6 +187,7 @@ int main(void)
     tcase_add_loop_test(tcase, probed, 0, 2);
     tcase_add_loop_test(tcase, from_a_device, 0, 3);
     tcase_add_loop_test(tcase, not_reached, 0, 2);
+    tcase_add_loop_test(tcase, between_workers, 0, 2);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
