@@ -26,6 +26,10 @@
 #define TL_PEER_INFO_FIRST_BYTES 1728
 #define TL_WORKER_STATS_FIRST_BYTES 136
 #define TL_LOG_OPTIONS_FIRST_BYTES 32
+#define TL_RECV_ITEM_FIRST_BYTES 40
+#define TL_RECV_MANY_OPTIONS_FIRST_BYTES 48
+#define TL_SEND_ITEM_FIRST_BYTES 32
+#define TL_SEND_MANY_OPTIONS_FIRST_BYTES 24
 #define TL_COMPLETION_BYTES 1184 /* never grows: new fields take the place of reserved bytes */
 
 /* A larger size_bytes was not set by a caller. */
@@ -37,6 +41,14 @@
  * that this version does not know is not zero. */
 enum tl_status tl_struct_read(void *ret_ours, size_t ours_bytes, size_t first_bytes, const void *theirs,
                               const char *name, struct tl_error *ret_error) TL_MUST_USE;
+
+/* The same for an element of an array, which does not say its size itself: theirs_bytes is what the caller gives. */
+enum tl_status tl_struct_read_sized(void *ret_ours, size_t ours_bytes, size_t first_bytes, const void *theirs,
+                                    size_t theirs_bytes, const char *name, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Checks theirs_bytes alone, for an array that may be empty. Errors: TL_INVALID_ARGUMENT, as above. */
+enum tl_status tl_struct_check_item_bytes(size_t theirs_bytes, size_t first_bytes, const char *name,
+                                          struct tl_error *ret_error) TL_MUST_USE;
 
 /* Checks size_bytes of a struct that is to be filled. Errors: TL_INVALID_ARGUMENT, as above. */
 enum tl_status tl_struct_check_size(const void *theirs, size_t first_bytes, const char *name,

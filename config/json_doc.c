@@ -23,7 +23,7 @@
 #define MAX_COMPARED_BYTES 128
 #define MAX_COMPARED_COUNT 1024
 /* Longer lists of candidates are not printed. */
-#define MAX_LISTED_COUNT 12
+#define MAX_LISTED_COUNT 16
 
 const char *tl_json_shown_source(const char *source)
 {

@@ -102,6 +102,7 @@ const char *tl_setting_format(const struct tl_setting *setting, const struct tl_
 {
     char number_text[TL_SETTING_NUMBER_BYTES];
     const void *from = const_field(settings, setting);
+    struct tl_device device;
     uint64_t number = 0;
     const char *text = NULL;
     int choice = 0;
@@ -126,6 +127,10 @@ const char *tl_setting_format(const struct tl_setting *setting, const struct tl_
     case TL_SETTING_DEVICES:
         memcpy(&text, from, sizeof(text));
         return text ? tl_json_text(text, arena) : "\"\"";
+    case TL_SETTING_TENSOR_DEVICE:
+        memcpy(&device, from, sizeof(device));
+        if (device.kind == TL_DEVICE_HOST) return "\"host\"";
+        return tl_arena_format(arena, "\"gpu:%" PRId32 "\"", device.index);
     case TL_SETTING_FILES:
         return format_files(settings, arena);
     case TL_SETTING_COUNT:

@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "config/address.h"
 #include "config/device_list.h"
+#include "config/device_name.h"
 #include "config/network_list.h"
 #include "config/quote.h"
 
@@ -298,6 +299,19 @@ static enum tl_status read_devices(const struct tl_json_value *value, struct tl_
     return TL_OK;
 }
 
+static enum tl_status read_tensor_device(const struct tl_json_value *value, struct tl_device *ret_device,
+                                         struct tl_error *ret_error)
+{
+    char quoted[TL_QUOTE_BYTES];
+    enum tl_status status = tl_json_expect(value, JSON_STRING, "\"host\", or a GPU such as \"gpu:0\"", ret_error);
+    if (status != TL_OK) return status;
+    const char *name = json_string_value(value->json);
+    if (tl_device_name_parse(name, ret_device)) return TL_OK;
+    return tl_json_fail(value, TL_INVALID_ARGUMENT, ret_error,
+                        "%s is no device; write \"host\", or a GPU such as \"gpu:0\" (tensorlane devices lists them)",
+                        tl_quote(name, quoted));
+}
+
 static enum tl_status read_bool(const struct tl_json_value *value, bool *ret_bool, struct tl_error *ret_error)
 {
     if (!json_is_boolean(value->json)) {
@@ -327,6 +341,8 @@ enum tl_status tl_setting_read(const struct tl_setting *setting, const struct tl
         return tl_network_list_read(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_DEVICES:
         return read_devices(value, arena, field(settings, setting), ret_error);
+    case TL_SETTING_TENSOR_DEVICE:
+        return read_tensor_device(value, field(settings, setting), ret_error);
     case TL_SETTING_SIZE:
     case TL_SETTING_COUNT:
     case TL_SETTING_DURATION:
@@ -352,6 +368,9 @@ void tl_setting_set_default(const struct tl_setting *setting, struct tl_settings
     case TL_SETTING_NETWORKS:
     case TL_SETTING_DEVICES:
         memcpy(field(settings, setting), &text, sizeof(text));
+        break;
+    case TL_SETTING_TENSOR_DEVICE:
+        memset(field(settings, setting), 0, sizeof(struct tl_device)); /* the host */
         break;
     case TL_SETTING_FILES:
         settings->publish = NULL;

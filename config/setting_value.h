@@ -14,16 +14,17 @@
 #include "config/json_doc.h"
 
 enum tl_setting_kind {
-    TL_SETTING_CHOICE,   /* one of a list of words; an enum or int in struct tl_settings */
-    TL_SETTING_BOOL,     /* bool */
-    TL_SETTING_ADDRESS,  /* const char *, NULL: none */
-    TL_SETTING_FILES,    /* publish and publish_count */
-    TL_SETTING_FOLDER,   /* const char *, NULL: none, "" in JSON */
-    TL_SETTING_NETWORKS, /* const char *, as peer_networks in struct tl_settings */
-    TL_SETTING_DEVICES,  /* const char *, NULL: no list, "" in JSON */
-    TL_SETTING_SIZE,     /* uint64_t; a number of bytes or text with a unit */
-    TL_SETTING_COUNT,    /* uint64_t; a number */
-    TL_SETTING_DURATION, /* int64_t nanoseconds; text with a unit */
+    TL_SETTING_CHOICE,        /* one of a list of words; an enum or int in struct tl_settings */
+    TL_SETTING_BOOL,          /* bool */
+    TL_SETTING_ADDRESS,       /* const char *, NULL: none */
+    TL_SETTING_FILES,         /* publish and publish_count */
+    TL_SETTING_FOLDER,        /* const char *, NULL: none, "" in JSON */
+    TL_SETTING_NETWORKS,      /* const char *, as peer_networks in struct tl_settings */
+    TL_SETTING_DEVICES,       /* RDMA devices: const char *, NULL: no list, "" in JSON */
+    TL_SETTING_TENSOR_DEVICE, /* where tensors lie: struct tl_device */
+    TL_SETTING_SIZE,          /* uint64_t; a number of bytes or text with a unit */
+    TL_SETTING_COUNT,         /* uint64_t; a number */
+    TL_SETTING_DURATION,      /* int64_t nanoseconds; text with a unit */
 };
 
 /* A task may publish so many files. */

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <tensorlane/tensor.h>
+
 /* The protocols, each with its word in the configuration. The enum, what the configuration and --protocol accept, and
  * the help of pull are made from this list. config/schema.json, which a test compares with it, documents and other
  * tests repeat the words. */
@@ -47,7 +49,7 @@ struct tl_local_settings {
     const char *socket_folder; /* {"socket_folder": "/run/tensorlane"}: where the socket is a file; NULL: it is none */
     uint64_t pool_bytes;       /* {"pool": "4MiB"}: memory that a peer writes to is taken in pieces of this */
     uint64_t max_pool_bytes;   /* {"max_pool": "auto"}: all of a peer; TL_SETTING_AUTO: half of the machine's memory */
-    uint64_t slot_count;       /* {"slots": 256}: messages under way from one peer */
+    uint64_t slot_count;       /* {"slots": 128}: posts of messages, and writes, under way from one peer */
     int64_t spin_ns;           /* {"spin": "50us"}: polling without result before sleeping */
     int64_t peer_timeout_ns; /* {"peer_timeout": "3s"}: a peer that says nothing for so long while it should is dead */
     enum tl_process_vm process_vm; /* {"process_vm": "auto"}: whether a peer's memory may be read */
@@ -73,10 +75,15 @@ struct tl_verbs_settings {
     uint64_t register_bytes; /* {"register": "256KiB"}: users' memory of so much is registered, smaller is copied */
     uint64_t piece_bytes;    /* {"piece": "auto"}: of one write at most; TL_SETTING_AUTO: what the device does */
     int64_t spin_ns;         /* {"spin": "50us"}: polling without result before sleeping */
-    uint64_t slot_count;     /* {"slots": 256}: messages under way from one peer */
+    uint64_t slot_count;     /* {"slots": 64}: posts of messages, and writes, under way from one peer */
     int64_t
         peer_timeout_ns;   /* {"peer_timeout": "800ms"}: a peer that says nothing for so long while it should is dead */
     bool is_bounce_forced; /* {"bounce": false}: everything is copied through the pool, for measurements */
+};
+
+/* How tensors on GPUs travel: "gpu". */
+struct tl_gpu_settings {
+    bool is_proxy_forced; /* {"proxy": false}: only the worker itself accesses its GPUs, through pinned memory */
 };
 
 /* The settings of one task, every value effective. Sizes in bytes, durations in nanoseconds. */
@@ -88,6 +95,7 @@ struct tl_settings {
     const char *listen;             /* "listen": host:port to bind, NULL: the task's own address */
     const char *const *publish; /* "publish": files, [publish_count], relative ones as seen from the file's folder */
     size_t publish_count;
+    struct tl_device device; /* "device": "gpu:0": where published files and pushed tensors are kept */
 
     const char *peer_networks; /* "peers": {"addresses": ["10.0.0.7", "10.1.0.0/16"]}: where members may connect from
                                   besides the addresses of their entries: "10.0.0.7,10.1.0.0/16"; "any"; NULL: none */
@@ -108,6 +116,7 @@ struct tl_settings {
 
     struct tl_local_settings local; /* "local" */
     struct tl_verbs_settings verbs; /* "verbs" */
+    struct tl_gpu_settings gpu;     /* "gpu" */
 
     int log_level;  /* "log": {"level": "info"}; enum tl_log_level */
     int log_format; /* {"format": "key-value" or "json"}; enum tl_log_format */

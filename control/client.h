@@ -14,7 +14,8 @@
 
 #include "tensor/transfer.h"
 
-/* What a worker says of itself. Strings are never NULL after a successful call; who fills one may leave them NULL. */
+/* What a worker says of itself. Strings are never NULL after a successful call; code that fills one may leave them
+ * NULL. */
 struct tl_transport_state {
     char *name;
     bool is_available;
@@ -47,6 +48,20 @@ struct tl_trouble {
     char *reason;
     char *remedy;
     bool breaks_transfers; /* transfers fail because of it */
+};
+
+/* A GPU that the worker's process has opened; texts that are not known are "". */
+struct tl_gpu_description {
+    char *name;        /* "gpu:0" */
+    char *model;       /* "NVIDIA H100 80GB HBM3" */
+    char *pci_address; /* "0000:3b:00.0" */
+    bool is_lost;
+    bool is_kept_on; /* the worker keeps published files and what is pushed to it there */
+    char *card;      /* the worker's RDMA card; "": none */
+    char *distance;  /* from the card, as tl_pci_distance_name names it */
+    char *path;      /* how its tensors travel to other hosts: "gpu-direct", "gpu-proxy" or "grpc"; "": not tried yet */
+    char *reason;    /* why */
+    bool is_slower;  /* the card was to access the GPU, and cannot */
 };
 
 /* What a data plane works with; texts that are not known are "", numbers 0. */
@@ -97,6 +112,8 @@ struct tl_description {
     int64_t unix_ns;             /* its clock; 0: unknown */
     struct tl_trouble *troubles; /* [trouble_count] */
     size_t trouble_count;
+    struct tl_gpu_description *gpus; /* [gpu_count] */
+    size_t gpu_count;
     char *reason; /* why it is not serving; "": it is, or does not say */
     char *remedy;
 };
@@ -117,10 +134,10 @@ struct tl_peer_probe {
     bool is_ok;                         /* true also when the peer could not be judged; `reason` says why then */
     char stage[16]; /* the stage that failed: "resolve", "tcp", "grpc", "identity", "small", "large", "path"; "": none.
                        "path" with is_ok: tensors may travel over gRPC instead */
-    char direction[8]; /* of the bytes that do not arrive: "to" the peer, "from" it, "both" */
+    char direction[8]; /* in which bytes do not arrive: "to" the peer, "from" it, "both" */
     char reason[TL_ERROR_MESSAGE_BYTES];
     char remedy[TL_ERROR_MESSAGE_BYTES];
-    uint64_t incarnation;    /* of the worker that answered; 0: none did */
+    uint64_t incarnation;    /* the worker that answered; 0: none did */
     int64_t ended_ns;        /* by the clock of the worker that probes; not sent */
     uint64_t age_ns;         /* how long before the answer the probe ended; set by tl_client_probe */
     int64_t clock_offset_ns; /* the peer's clock minus the worker's; 0: unknown */

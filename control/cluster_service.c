@@ -29,6 +29,8 @@ struct packing {
     char **listens;                    /* [listen_count] */
     Tensorlane__V1__Trouble *troubles; /* [trouble_count] */
     Tensorlane__V1__Trouble **trouble_pointers;
+    Tensorlane__V1__Gpu *gpus; /* [gpu_count] */
+    Tensorlane__V1__Gpu **gpu_pointers;
 };
 
 static void packing_fini(struct packing *packing)
@@ -44,6 +46,8 @@ static void packing_fini(struct packing *packing)
     free(packing->listens);
     free(packing->troubles);
     free(packing->trouble_pointers);
+    free(packing->gpus);
+    free(packing->gpu_pointers);
 }
 
 /* Memory for count items; never NULL for want of items. */
@@ -66,11 +70,14 @@ static bool packing_init(struct packing *packing, const struct tl_description *d
         .listens = array(description->listen_count, sizeof(*packing->listens)),
         .troubles = array(description->trouble_count, sizeof(*packing->troubles)),
         .trouble_pointers = array(description->trouble_count, sizeof(*packing->trouble_pointers)),
+        .gpus = array(description->gpu_count, sizeof(*packing->gpus)),
+        .gpu_pointers = array(description->gpu_count, sizeof(*packing->gpu_pointers)),
     };
     if (packing->transports != NULL && packing->transport_pointers != NULL && packing->peers != NULL &&
         packing->peer_pointers != NULL && packing->counters != NULL && packing->counter_pointers != NULL &&
         packing->settings != NULL && packing->setting_pointers != NULL && packing->listens != NULL &&
-        packing->troubles != NULL && packing->trouble_pointers != NULL) {
+        packing->troubles != NULL && packing->trouble_pointers != NULL && packing->gpus != NULL &&
+        packing->gpu_pointers != NULL) {
         return true;
     }
     packing_fini(packing);
@@ -166,7 +173,26 @@ static void pack_troubles(struct packing *packing, const struct tl_description *
     }
 }
 
-/* What the worker says about its process, its settings and its troubles. */
+static void pack_gpus(struct packing *packing, const struct tl_description *description)
+{
+    for (size_t i = 0; i < description->gpu_count; i++) {
+        const struct tl_gpu_description *from = &description->gpus[i];
+        Tensorlane__V1__Gpu *to = packing->gpu_pointers[i] = &packing->gpus[i];
+        tensorlane__v1__gpu__init(to);
+        to->name = wire_text(from->name);
+        to->model = wire_text(from->model);
+        to->pci_address = wire_text(from->pci_address);
+        to->is_lost = from->is_lost;
+        to->is_kept_on = from->is_kept_on;
+        to->card = wire_text(from->card);
+        to->distance = wire_text(from->distance);
+        to->path = wire_text(from->path);
+        to->reason = wire_text(from->reason);
+        to->is_slower = from->is_slower;
+    }
+}
+
+/* What the worker says about its process, its settings, its troubles and its GPUs. */
 static void pack_own_state(struct packing *packing, const struct tl_description *description,
                            Tensorlane__V1__IdentifyResponse *response)
 {
@@ -186,6 +212,9 @@ static void pack_own_state(struct packing *packing, const struct tl_description 
     pack_troubles(packing, description);
     response->n_troubles = description->trouble_count;
     response->troubles = packing->trouble_pointers;
+    pack_gpus(packing, description);
+    response->n_gpus = description->gpu_count;
+    response->gpus = packing->gpu_pointers;
 }
 
 static bool is_too_large(const Tensorlane__V1__IdentifyResponse *response)

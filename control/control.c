@@ -3,7 +3,7 @@
  * The control object: puts loop, server, services and links together, and takes them apart in the right order.
  *
  * Stop: health turns NOT_SERVING, links drain, the server refuses new calls; at the deadline what is left is closed.
- * It has stopped when the server has (if there is one) and no link is left.
+ * It has stopped when the server has (if there is one), no link is left, and devices have let go of what was pushed.
  */
 #include "control/control.h"
 
@@ -64,7 +64,8 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
     control->builder = tl_frame_builder_create();
     control->arena = calloc(1, sizeof(*control->arena));
     control->unsent = tl_shares_create("limits.waiting", options->max_unsent);
-    if (control->builder == NULL || control->arena == NULL || control->unsent == NULL) {
+    control->client_keys = tl_link_create_key_shares();
+    if (control->builder == NULL || control->arena == NULL || control->unsent == NULL || control->client_keys == NULL) {
         tl_error_set(ret_error, status, "no memory for the control plane");
         goto fail;
     }
@@ -117,7 +118,8 @@ void tl_control_set_health(struct tl_control *control, const char *service, enum
 
 static void maybe_stopped(struct tl_control *control)
 {
-    if (!control->is_stopping || !control->is_server_stopped || !tl_list_is_empty(&control->links)) return;
+    if (!control->is_stopping || !control->is_server_stopped) return;
+    if (!tl_list_is_empty(&control->links) || control->moving_count > 0) return;
     tl_timers_disarm(tl_loop_timers(control->loop), &control->stop_timer);
     if (control->stopped == NULL) return;
     void (*stopped)(void *) = control->stopped;
@@ -127,6 +129,12 @@ static void maybe_stopped(struct tl_control *control)
 
 void tl_control_link_gone(struct tl_control *control)
 {
+    maybe_stopped(control);
+}
+
+void tl_control_push_moved(struct tl_control *control)
+{
+    control->moving_count--;
     maybe_stopped(control);
 }
 
@@ -185,7 +193,10 @@ void tl_control_destroy(struct tl_control *control)
     if (control->arena != NULL) tl_wire_arena_fini(control->arena);
     free(control->arena);
     tl_frame_builder_destroy(control->builder);
+    tl_spares_fini(&control->fetches);
+    tl_spares_fini(&control->serves);
     tl_shares_destroy(control->unsent);
+    tl_shares_destroy(control->client_keys);
     tl_annotations_put(control->latest_annotations);
     free(control);
 }

@@ -64,8 +64,9 @@ struct tl_control_handlers {
      * for publish. */
     enum tl_status (*admit)(void *worker, const struct tl_identity *client, const struct tl_push *push,
                             void **ret_admission, struct tl_error *ret_error);
-    /* Its bytes are complete and checked; the callee takes a reference of its own. Called exactly once for each admit
-     * that succeeded, with what that returned: with tensor NULL when the client broke off. */
+    /* Its bytes are complete and checked, and lie on options.device unless they are strings; the callee takes a
+     * reference of its own. Called exactly once for each admit that succeeded, with what that returned: with tensor
+     * NULL when the client broke off or the tensor could not be kept; nothing of push is set then. */
     enum tl_status (*publish)(void *worker, void *admission, const struct tl_push *push, struct tl_tensor *tensor,
                               uint64_t *ret_publication, struct tl_error *ret_error);
     /* Looks for the published tensors whose key matches a pattern ("": all), and lists or withdraws them. */
@@ -94,6 +95,7 @@ struct tl_control_options {
     int64_t stalled_timeout_ns; /* for a peer to take something of the answers that wait for it */
     int64_t keepalive_ns;
     int64_t keepalive_timeout_ns;
+    struct tl_device device; /* where tensors that clients publish are kept; open (tl_device_open) */
     const struct tl_control_handlers *handlers;
     void *worker;
 };

@@ -22,6 +22,21 @@ static void fini_data_plane(struct tl_data_plane_description *data_plane)
     free(data_plane);
 }
 
+static void fini_gpus(struct tl_description *description)
+{
+    for (size_t i = 0; i < description->gpu_count; i++) {
+        const struct tl_gpu_description *gpu = &description->gpus[i];
+        free(gpu->name);
+        free(gpu->model);
+        free(gpu->pci_address);
+        free(gpu->card);
+        free(gpu->distance);
+        free(gpu->path);
+        free(gpu->reason);
+    }
+    free(description->gpus);
+}
+
 static void fini_own_state(struct tl_description *description)
 {
     for (size_t i = 0; i < description->setting_count; i++) {
@@ -39,6 +54,7 @@ static void fini_own_state(struct tl_description *description)
         free(description->troubles[i].remedy);
     }
     free(description->troubles);
+    fini_gpus(description);
     free(description->reason);
     free(description->remedy);
 }

@@ -31,7 +31,7 @@ struct tl_tensor;
 struct tl_device_reader {
     struct tl_loop *loop;
     struct tl_tensor *tensor; /* on a device; valid as long as the reader */
-    void *hash_state;         /* of XXH3, for all bytes from the first on; NULL: none */
+    void *hash_state;         /* XXH3 state, for all bytes from the first on; NULL: none */
     uint64_t skip_bytes;      /* the slices begin behind so many bytes */
     uint64_t *copied_bytes;   /* counts bytes that the CPU has copied */
     /* A piece was read; or the status says why it was not. */

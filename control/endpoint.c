@@ -76,7 +76,7 @@ enum tl_status tl_endpoint_parse(const char *address, struct tl_endpoint *ret_en
 
 /* ----------------------------------------------------------------------------------------------------- look-up -- */
 
-/* Shared by who waits and the thread that looks up; the last of the two frees it. */
+/* Shared by the caller that waits and the thread that looks up; the last of the two frees it. */
 struct lookup {
     pthread_mutex_t mutex;
     pthread_cond_t changed;

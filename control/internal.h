@@ -4,14 +4,19 @@
 #define CONTROL_INTERNAL_H
 
 #include "base/list.h"
+#include "base/spares.h"
 #include "control/control.h"
 #include "control/rpc_server.h"
 
 #define TL_PROTOCOL_VERSION 1
+/* The answers of all links together hold at most so many times options.inflight_bytes, and the Receive calls of each
+ * client as much. */
+#define TL_REFERENCED_FACTOR 16
 
 struct tl_wire_arena;
 struct tl_frame_builder;
 struct tl_health_service;
+struct tl_receive_client;
 
 struct tl_control {
     struct tl_loop *loop;
@@ -20,17 +25,22 @@ struct tl_control {
     struct tl_health_service *health;
     struct tl_list links;             /* all, of both sides */
     struct tl_shares *unsent;         /* options.max_unsent, divided among the links */
+    struct tl_shares *client_keys;    /* keys that are kept by number for clients, divided among their links */
     uint64_t referenced_bytes;        /* left to send of the values that the answers of all links refer to */
     uint64_t link_count;              /* since create: the number of the newest link */
     struct tl_list asking_links;      /* those that wait to be admitted */
     struct tl_closure ask_closure;    /* asks for them again */
+    struct tl_spares fetches;         /* link_fetch, to be used again */
+    struct tl_spares serves;          /* link_serve without a key of its own */
     struct tl_wire_arena *arena;      /* the message that is being handled */
     struct tl_frame_builder *builder; /* the frame that is being composed */
     struct tl_control_stats stats;
-    struct tl_list probe_calls;      /* calls that wait for the end of a probe (probe_service.c) */
-    struct tl_list walks;            /* calls that look for a pattern, the one that goes on next first */
-    struct tl_closure walk_closure;  /* lets the first of them go on; deferred while there are any */
+    struct tl_list probe_calls;                /* calls that wait for the end of a probe (probe_service.c) */
+    struct tl_list walks;                      /* calls that look for a pattern, the one that goes on next first */
+    struct tl_closure walk_closure;            /* lets the first of them go on; deferred while there are any */
+    struct tl_receive_client *receive_clients; /* hash by client: those with Receive calls (receive_hold.h) */
     struct tl_request_id foreign_id; /* id of the latest Receive of a client without identity; number 0: none yet */
+    size_t moving_count;             /* tensors that clients have published and a device has not taken yet */
     struct tl_annotations *latest_annotations; /* those that the latest push brought, one reference; NULL if none */
     bool is_stopping;
     bool is_server_stopped;
@@ -58,6 +68,9 @@ struct tl_annotations *tl_control_share_annotations(struct tl_control *control, 
 
 void tl_transfer_walk_on(struct tl_closure *closure);
 
+/* control->client_keys. NULL: no memory. */
+struct tl_shares *tl_link_create_key_shares(void);
+
 /* Each adds the methods of one service to control->server before it starts. */
 enum tl_status tl_link_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
 enum tl_status tl_transfer_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
@@ -72,6 +85,9 @@ void tl_health_service_set(struct tl_health_service *service, const char *name, 
 /* Ends all Watch calls, as a server that stops must. */
 void tl_health_service_stop(struct tl_health_service *service);
 void tl_health_service_destroy(struct tl_health_service *service); /* NULL is accepted */
+
+/* One of control->moving_count has ended. */
+void tl_control_push_moved(struct tl_control *control);
 
 /* Asks for all links that wait to be admitted once more (control/link.c). */
 void tl_links_ask_again(struct tl_control *control);

@@ -21,7 +21,7 @@
 #include "base/log.h"
 #include "control/credentials.h"
 #include "control/grpc_text.h"
-#include "control/link_internal.h"
+#include "control/link_serves.h"
 
 #define EXCHANGE_METHOD "/tensorlane.v1.Transfer/Exchange"
 /* Numbers of received tensors in a handshake; more follow in frames. */
@@ -94,7 +94,7 @@ void link_protocol_error(struct tl_link *link, const char *format, ...)
     begin_close(link, &reason);
 }
 
-/* Asks the peer, who opened the link, to end it. Only its answer proves that all we have sent has arrived: a server
+/* Asks the peer, which opened the link, to end it. Only its answer proves that all we have sent has arrived: a server
  * that ends the call itself and exits may reset a connection that still carries the last bytes. */
 static void send_goodbye(struct tl_link *link)
 {
@@ -151,11 +151,15 @@ static void link_free(struct tl_link *link)
     tl_list_remove(&link->asking_link);
     if (link->held_frame != NULL) grpc_byte_buffer_destroy(link->held_frame);
     if (link->is_flush_deferred) tl_list_remove(&link->flush_closure.link);
+    tl_list_remove(&link->round_closure.link);
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->handshake_timer);
     link_stall_fini(link);
     tl_numbers_fini(&link->cancels);
     tl_numbers_fini(&link->received);
     link_connections_drop(link);
+    link_keys_fini(link);
+    tl_number_map_fini(&link->fetches);
+    tl_number_map_fini(&link->answers.serves);
     link_unsent_fini(link);
     if (link->channel != NULL) grpc_channel_destroy(link->channel);
     free(link);
@@ -215,10 +219,16 @@ static void stream_sent(struct tl_stream *stream)
 
 void link_read_on(struct tl_link *link)
 {
-    if (!link->answers.is_read_paused || link->state == LINK_ASKING) return;
+    if (!link->answers.is_read_paused || link->held_frame != NULL) return;
     if (link->landing_count > 0 || link_is_congested(link)) return;
     link->answers.is_read_paused = false;
     tl_stream_read(link->stream);
+}
+
+/* Whether the frame that was handled last is to be handled again, as a whole or from a request on. */
+static bool is_frame_open(const struct tl_link *link)
+{
+    return link->state == LINK_ASKING || link->handled_requests > 0;
 }
 
 static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
@@ -226,13 +236,14 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
     struct tl_link *link = tl_stream_owner(stream);
     if (link->state != LINK_CLOSING) {
         link_receive_frame(link, message);
-        link->answers.is_read_paused = link->landing_count > 0 || link_is_congested(link) || link->state == LINK_ASKING;
+        link->answers.is_read_paused = link->landing_count > 0 || link_is_congested(link) || is_frame_open(link);
     }
     if (link->state == LINK_ASKING && grpc_byte_buffer_length(message) > TL_MAX_FRAME_HEAD_BYTES) {
         link_protocol_error(link, "a hello of %zu bytes", grpc_byte_buffer_length(message));
     }
-    if (link->state == LINK_ASKING) {
+    if (is_frame_open(link)) {
         link->held_frame = message;
+        if (link->handled_requests > 0) tl_loop_defer(link->control->loop, &link->round_closure);
     } else {
         grpc_byte_buffer_destroy(message);
     }
@@ -240,6 +251,17 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
     if (!link->answers.is_read_paused) tl_stream_read(stream);
     /* Reading goes on when something was sent, and the window does not hold up a side that does not read. */
     if (link->answers.is_read_paused && link->state != LINK_ASKING) link_flush_later(link);
+}
+
+/* Others have had their turn: goes on with the requests of a frame, or drops it when the link is closing. */
+static void next_round(struct tl_closure *closure)
+{
+    struct tl_link *link = TL_CONTAINER_OF(closure, struct tl_link, round_closure);
+    grpc_byte_buffer *frame = link->held_frame;
+    link->held_frame = NULL;
+    link->answers.is_read_paused = false;
+    if (link->state == LINK_CLOSING) link->handled_requests = 0;
+    stream_message(link->stream, frame);
 }
 
 void tl_links_ask_again(struct tl_control *control)
@@ -293,12 +315,15 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     tl_list_init(&link->control_link);
     tl_list_init(&link->asking_link);
     tl_list_init(&link->flush_closure.link);
+    tl_list_init(&link->round_closure.link);
+    link->round_closure.run = next_round;
     tl_list_init(&link->to_request);
+    tl_list_init(&link->asked);
     tl_list_init(&link->to_fail);
     tl_list_init(&link->connection_messages);
     tl_list_init(&link->answers.failures);
-    tl_list_init(&link->answers.ready);
-    tl_list_init(&link->answers.active);
+    link_queue_init(&link->answers.ready);
+    link_queue_init(&link->answers.active);
     tl_list_init(&link->answers.leaving);
     int64_t due_ns = tl_clock_deadline_ns(control->options.connect_timeout_ns);
     if (tl_timers_arm(tl_loop_timers(control->loop), &link->handshake_timer, due_ns) != TL_OK) {
@@ -323,6 +348,7 @@ static enum tl_status start_stream(struct tl_link *link, const char *target, str
     };
     link->framed_count = link->received.count < MAX_HELLO_NUMBERS ? link->received.count : MAX_HELLO_NUMBERS;
     link_window_init(link, target);
+    link_keys_offer(link);
     grpc_byte_buffer *hello = link_hello(link, link->framed_count);
     if (hello == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the hello");
     link->channel = tl_channel_create(target, &channel_options);
@@ -472,10 +498,12 @@ void link_handshake_done(struct tl_link *link, const Tensorlane__V1__Hello *hell
     link->peer.process_id = hello->process_id;
     link->peer.cluster_digest = hello->cluster_digest;
     link->peer.serves_probes = hello->serves_probes != 0;
+    link->peer.serves_subscriptions = hello->serves_subscriptions != 0;
     if (!link->is_ours && !is_admitted(link)) return;
     tl_timers_disarm(tl_loop_timers(control->loop), &link->handshake_timer);
     if (hello->host.len == TL_HOST_BYTES) memcpy(link->peer.host, hello->host.data, TL_HOST_BYTES);
     link->window.peers_bytes = hello->window_bytes;
+    link_keys_agree(link, hello);
     link->state = LINK_UP;
     for (size_t i = 0; i < hello->n_received; i++) {
         struct tl_request_id id = {.incarnation = hello->incarnation, .number = hello->received[i]};
@@ -487,6 +515,7 @@ void link_handshake_done(struct tl_link *link, const Tensorlane__V1__Hello *hell
         if (link->events->up != NULL) link->events->up(link);
         return;
     }
+    link_keys_offer(link);
     grpc_byte_buffer *answer = link_hello(link, 0);
     if (answer == NULL) {
         tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory for the hello");
@@ -528,7 +557,7 @@ bool tl_link_is_ours(const struct tl_link *link)
 
 bool tl_link_is_idle(const struct tl_link *link)
 {
-    return link->fetches == NULL && link->answers.serves == NULL && tl_list_is_empty(&link->to_fail);
+    return link->fetches.count == 0 && link->answers.serves.count == 0 && tl_list_is_empty(&link->to_fail);
 }
 
 bool tl_link_acknowledge(struct tl_link *link, const uint64_t *numbers, size_t count)

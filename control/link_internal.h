@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The link, as its files see it: link.c (life, Hello), link_send.c (requests and tensors out), link_receive.c (frames
- * in), link_window.c (how far each side is ahead of the other), link_stall.c (the end of links whose peer takes
- * nothing), link_unsent.c (how many answers may wait), link_connections.c (messages about data connections, out and
- * in), link_device_receive.c (destinations on devices). */
+/* The link, as its files see it: link.c (life, Hello), link_requests.c (requests out and in), link_serves.c
+ * (requests of the peer), link_send.c (frames out), link_chunks.c (tensors in them), link_receive.c (frames in),
+ * link_window.c (how far each side is ahead of the other), link_stall.c (the end of links whose peer takes nothing),
+ * link_unsent.c (how many answers may wait), link_connections.c (messages about data connections, out and in),
+ * link_device.c (values and destinations on devices). */
 #ifndef CONTROL_LINK_INTERNAL_H
 #define CONTROL_LINK_INTERNAL_H
 
+#include "base/number_map.h"
 #include "base/numbers.h"
 #include "base/timer.h"
-#include "control/device_reader.h"
 #include "control/internal.h"
+#include "control/key_numbers.h"
 #include "control/link.h"
 #include "control/lookup.h"
 #include "control/stream.h"
 #include "control/wire.h"
-
-#define HASH_NONFATAL_OOM 1
-#include <uthash.h>
 
 /*
  *   opened by the peer: HANDSHAKE <--Hello, not known yet / asked again--> ASKING
@@ -50,21 +49,35 @@ struct link_stall {
     int64_t since_ns;    /* progress was made then or later */
 };
 
+#define LINK_PRIORITIES 4
+
+/* Serves in the order in which they are sent: the greater priority first, and then as they came. */
+struct link_queue {
+    struct tl_list lists[LINK_PRIORITIES]; /* by priority; items are link_serve */
+};
+
 /* The requests of the peer, and what is sent for them. */
 struct link_answers {
-    struct link_serve *serves; /* by number: all requests of the peer that are not over */
-    struct tl_list failures;   /* items are link_serve: a status waits to be sent */
-    struct tl_list ready;      /* items are link_serve: has an offer, waits until less is in flight */
-    struct tl_list active;     /* items are link_serve: being sent, one after the other */
+    struct tl_number_map serves; /* items are link_serve: all requests of the peer that are not over */
+    struct tl_list failures;     /* items are link_serve: a status waits to be sent */
+    struct link_queue ready;     /* have an offer, wait until less is in flight */
+    struct link_queue active;    /* are being sent; those of one priority one after the other */
     struct tl_list leaving; /* items are link_serve: the frame in flight, or one before it, has bytes of their files */
-    uint64_t active_bytes;  /* left to send of the active ones */
-    uint64_t ready_bytes;   /* left to send of the ready ones that refer to their values */
+    uint64_t active_bytes[LINK_PRIORITIES]; /* left to send of the active ones, by priority */
+    uint64_t ready_bytes;                   /* left to send of the ready ones that refer to their values */
     size_t unsent_count;  /* serves that are over as soon as enough was sent: ready, active, staging, leaving, failed */
     size_t staging_count; /* those of them that wait for a device */
     uint64_t unsent_left; /* how many of them may be: taken from control->unsent */
     struct tl_share *unsent_share;   /* invalid while unsent_left is 0 */
     struct link_status *last_status; /* status of the serve that has failed last; NULL: none waits */
     bool is_read_paused;             /* the peer is not read: too many answers wait, or bytes wait for a device */
+};
+
+/* The keys that have numbers on this link. */
+struct link_keys {
+    struct tl_key_numbers sent; /* the peer knows their numbers */
+    struct tl_kept_keys kept;   /* the peer has sent them; limit is what our Hello offers */
+    struct tl_share *share;     /* what a client's keys are charged to; NULL: nothing */
 };
 
 struct tl_link {
@@ -79,8 +92,10 @@ struct tl_link {
     enum link_state state;
     struct tl_identity peer;
     char expected_name[TL_MAX_NAME_BYTES];
-    struct tl_list asking_link;   /* in control->asking_links while ASKING */
-    grpc_byte_buffer *held_frame; /* not handled yet, while ASKING; NULL: none */
+    struct tl_list asking_link;      /* in control->asking_links while ASKING */
+    grpc_byte_buffer *held_frame;    /* not handled yet, while ASKING, or not to its end; NULL: none */
+    size_t handled_requests;         /* so many requests of held_frame were handled; others have their turn now */
+    struct tl_closure round_closure; /* goes on with held_frame */
     struct tl_timer handshake_timer;
     struct tl_error close_reason; /* code TL_OK: none was given, the stream's status is the reason */
     bool has_close_reason;
@@ -91,9 +106,12 @@ struct tl_link {
     struct tl_closure flush_closure;
     bool is_flush_deferred;
 
-    struct link_fetch *fetches; /* by number: all that were given to us and are not done */
-    struct tl_list to_request;  /* items are link_fetch: not asked yet */
-    struct tl_list to_fail;     /* items are tl_fetch: could not even be started */
+    struct tl_number_map fetches; /* items are link_fetch: all that were given to us and are not done */
+    struct tl_list to_request;    /* items are link_fetch: not asked yet */
+    struct tl_list asked;         /* items are link_fetch: the others, in the order in which they were asked */
+    struct tl_list to_fail;       /* items are tl_fetch: could not even be started */
+    bool is_packed;               /* requests and chunks travel packed, because the peer reads that and we do */
+    struct link_keys keys;
     struct tl_numbers cancels;  /* numbers that the peer must still be sent */
     struct tl_numbers received; /* one-shot tensors that have arrived: all that the peer may not know of */
     size_t framed_count;        /* the first ones of received, which are in frames already */
@@ -109,7 +127,7 @@ struct tl_link {
     size_t landing_count; /* fetches that have bytes which wait for a device */
 };
 
-/* Bytes on their way to a destination on a device; see link_device_receive.c. */
+/* Bytes on their way to a destination on a device; see link_device.c. */
 struct link_landing;
 
 /* A fetch while it is on a link. */
@@ -118,30 +136,11 @@ struct link_fetch {
     struct tl_fetch *fetch;
     struct tl_link *link;         /* NULL: it is off the link, and waits for the device to let go of the destination */
     struct link_landing *landing; /* NULL: the destination is on the host, or no value was begun */
-    struct tl_list request_link;  /* in to_request */
+    struct tl_list request_link;  /* in to_request or asked */
     uint64_t framed_before;       /* how many of `received` were sent before this request, confirmed ones too */
-    bool is_begun;                /* meta-data has come on this link */
+    bool is_asked;
+    bool is_begun; /* meta-data has come on this link */
     bool is_one_shot;
-    UT_hash_handle hh;
-};
-
-/*
- *   WAITING --reply: offer on a device--> FENCED --stream is so far--> READY
- *   WAITING --reply: offer--> READY ---may--> ACTIVE --all sent, one-shot--> SENT --received--> (freed)
- *      |    <-has let go: asks-/  \             |  \---all sent, published--> (freed)
- *      |                   on a device: STAGING <-nothing read-/ --a piece was read--> ACTIVE
- *      |                                       \--file, all but its end--> LEAVING --kernel has it--> ACTIVE
- *      \--reply: status--> FAILED --sent--> (freed)        cancel, broken: from any state --> (freed)
- */
-enum serve_state {
-    SERVE_WAITING, /* for the source's reply */
-    SERVE_FENCED,  /* until a stream has come so far that its value on a device may be read */
-    SERVE_READY,   /* until so little is in flight that it may be sent */
-    SERVE_ACTIVE,  /* until the frame has space for a piece of it */
-    SERVE_STAGING, /* until a piece of it was read from its device */
-    SERVE_LEAVING, /* for the kernel to have what was sent of a file; then the file is checked and its end is sent */
-    SERVE_SENT,    /* for the acknowledgement */
-    SERVE_FAILED,  /* until the status is sent */
 };
 
 /* A status that failed serves send; counts the serves that refer to it. */
@@ -149,30 +148,6 @@ struct link_status {
     size_t reference_count;
     enum tl_status code;
     char message[];
-};
-
-struct link_serve {
-    struct tl_serve serve;
-    struct tl_link *link;
-    enum serve_state state;
-    uint64_t number;
-    struct tl_list place; /* in failures, ready, active or leaving */
-    bool wants_checksum;
-    uint64_t asked_publication;
-    uint64_t resume_offset;
-    struct tl_offer offer; /* from READY to SENT; holds the tensor's reference until all is sent. READY, and the tensor
-                              is NULL: the value was let go, and the source is asked again before it is sent */
-    uint64_t ready_bytes;  /* FENCED, READY: left to send of the value that was offered */
-    struct tl_piece *fence_wait; /* FENCED: what it waits for; else NULL */
-    bool is_asking_again;        /* the source is being asked for the value that was let go */
-    uint64_t sent_bytes;
-    uint64_t hashed_bytes;
-    bool is_announced;              /* the meta-data was sent */
-    struct tl_device_reader reader; /* reads the value when it lies on a device */
-    void *hash_state;               /* XXH3; NULL unless wants_checksum */
-    struct link_status *failure;    /* FAILED; NULL: no memory */
-    UT_hash_handle hh;
-    char key[]; /* NUL-terminated */
 };
 
 /* link.c */
@@ -188,13 +163,16 @@ void link_maybe_drained(struct tl_link *link);
 void link_send_frames(struct tl_link *link);
 /* Our handshake, which acknowledges up to so many tensors that have arrived. NULL: no memory. */
 grpc_byte_buffer *link_hello(struct tl_link *link, size_t received_count);
-/* A request of the peer; the key is valid. */
-void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *request);
-void link_serve_cancel(struct tl_link *link, uint64_t number);
-void link_serve_received(struct tl_link *link, uint64_t number);
-void link_serves_break(struct tl_link *link);
-/* The frame in flight was sent: files that it had bytes of are not read any more. */
-void link_serves_left(struct tl_link *link);
+
+/* link_requests.c */
+/* Decides how many keys our Hello offers to keep. Before link_hello. */
+void link_keys_offer(struct tl_link *link);
+/* The peer's Hello has come: whether records travel packed, and how many keys the peer keeps. */
+void link_keys_agree(struct tl_link *link, const Tensorlane__V1__Hello *hello);
+void link_keys_fini(struct tl_link *link);
+/* Starts the requests of a frame, in both forms, from link->handled_requests on; sets that to 0 when all were started,
+ * and to where to go on when the link has had its turn. */
+void link_requests_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame);
 
 /* link_window.c */
 /* target: where the peer is. Before our handshake is made. */
@@ -215,7 +193,9 @@ void link_window_reported(struct tl_link *link, uint64_t taken_bytes);
 /* link_unsent.c */
 /* Requests in one frame. Ours have fewer. */
 #define LINK_MAX_REQUESTS 1024
-/* True when so many answers wait for the peer, who has opened the link, that it must not be read. */
+/* So many requests are handled before other links have their turn. */
+#define LINK_ROUND_REQUESTS 512
+/* True when so many answers wait for the peer, which has opened the link, that it must not be read. */
 bool link_is_congested(struct tl_link *link);
 /* Gives back what the link may keep waiting and does not need. */
 void link_unsent_release_quota(struct tl_link *link);
@@ -255,7 +235,7 @@ void link_connections_drop(struct tl_link *link);
 /* Reads the peer on, if nothing holds it up any more. */
 void link_read_on(struct tl_link *link);
 
-/* link_device_receive.c */
+/* link_device.c, receiving */
 /* A value was begun whose destination is on a device, or not there yet. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status link_landing_begin(struct link_fetch *entry, struct tl_error *ret_error) TL_MUST_USE;
 /* Takes the bytes of a chunk. Errors: TL_OUT_OF_RANGE: more than was announced; none was taken. */

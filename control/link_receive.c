@@ -16,7 +16,8 @@
 #include "base/check.h"
 #include "base/copy.h"
 #include "base/error.h"
-#include "control/link_internal.h"
+#include "control/link_serves.h"
+#include "control/packed.h"
 
 /* Tensors from this size on would not stay in the caches until they are used anyway. */
 #define UNCACHED_BYTES (4 * 1024 * 1024)
@@ -25,27 +26,20 @@
 
 static struct link_fetch *fetch_find(struct tl_link *link, uint64_t number)
 {
-    struct link_fetch *entry;
-    HASH_FIND(hh, link->fetches, &number, sizeof(number), entry);
-    return entry;
+    return tl_number_map_find(&link->fetches, number);
 }
 
 void tl_link_fetch(struct tl_link *link, struct tl_fetch *fetch)
 {
     fetch->is_final = false;
     fetch->placed = link_landing_placed;
-    struct link_fetch *entry = calloc(1, sizeof(*entry));
-    bool is_added = entry != NULL;
-    if (entry != NULL) {
+    struct link_fetch *entry = tl_spares_get(&link->control->fetches, sizeof(*entry));
+    bool is_added = entry != NULL && tl_number_map_add(&link->fetches, fetch->id.number, entry);
+    if (is_added) {
         entry->number = fetch->id.number;
         entry->fetch = fetch;
         entry->link = link;
         tl_list_init(&entry->request_link);
-#undef uthash_nonfatal_oom
-#define uthash_nonfatal_oom(object) is_added = false
-        HASH_ADD(hh, link->fetches, number, sizeof(entry->number), entry);
-    }
-    if (is_added) {
         fetch->transport_state = entry;
         tl_list_push_back(&link->to_request, &entry->request_link);
     } else {
@@ -60,11 +54,11 @@ void tl_link_fetch(struct tl_link *link, struct tl_fetch *fetch)
  * this error as soon as a device has let go of its destination. */
 static bool take_off(struct link_fetch *entry, const struct tl_error *error)
 {
-    HASH_DEL(entry->link->fetches, entry);
+    tl_number_map_remove(&entry->link->fetches, entry->number);
     tl_list_remove(&entry->request_link);
     if (entry->landing != NULL && !link_landing_end(entry, error)) return false;
     entry->fetch->transport_state = NULL;
-    free(entry);
+    tl_spares_put(&entry->link->control->fetches, entry);
     return true;
 }
 
@@ -109,7 +103,7 @@ bool tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch)
         return true;
     }
     if (entry->link == NULL) return false; /* it has ended, and the link may be gone */
-    bool was_asked = !tl_list_is_linked(&entry->request_link);
+    bool was_asked = entry->is_asked;
     uint64_t number = entry->number;
     struct tl_error error;
     tl_error_set(&error, TL_CANCELLED, "%s was cancelled", fetch->key);
@@ -125,15 +119,17 @@ void link_fetches_break(struct tl_link *link, const struct tl_error *reason)
     struct tl_list broken;
     tl_list_init(&broken);
     tl_list_splice_back(&broken, &link->to_fail);
-    struct link_fetch *entry;
-    struct link_fetch *next;
-    HASH_ITER(hh, link->fetches, entry, next)
-    {
+    struct tl_list entries;
+    struct tl_list *place;
+    tl_list_init(&entries);
+    tl_list_splice_back(&entries, &link->asked);
+    tl_list_splice_back(&entries, &link->to_request);
+    while ((place = tl_list_pop_front(&entries)) != NULL) {
+        struct link_fetch *entry = TL_CONTAINER_OF(place, struct link_fetch, request_link);
         struct tl_fetch *fetch = entry->fetch;
-        if (!tl_list_is_linked(&entry->request_link)) fetch->is_unsettled = true;
+        if (entry->is_asked) fetch->is_unsettled = true;
         if (take_off(entry, reason)) tl_list_push_back(&broken, &fetch->transport_link);
     }
-    struct tl_list *place;
     while ((place = tl_list_pop_front(&broken)) != NULL) {
         struct tl_fetch *fetch = TL_CONTAINER_OF(place, struct tl_fetch, transport_link);
         fetch->ops->done(fetch, reason);
@@ -162,7 +158,7 @@ void link_fetch_complete(struct link_fetch *entry, bool has_checksum, uint64_t c
     if (entry->is_one_shot) link_flush_later(link);
     link->control->stats.tensors_received++;
     result.code = TL_OK;
-    entry->fetch->path = entry->fetch->meta_data.dtype == TL_STRING ? TL_PATH_SERIALIZED : TL_PATH_GRPC;
+    entry->fetch->path = tl_fetch_meta_data(entry->fetch)->dtype == TL_STRING ? TL_PATH_SERIALIZED : TL_PATH_GRPC;
     end_fetch(entry, &result);
 }
 
@@ -193,6 +189,7 @@ static enum tl_status begin(struct link_fetch *entry, const Tensorlane__V1__Chun
         status = tl_fetch_begin(fetch, &meta_data, chunk->publication, chunk->step, chunk->offset, ret_error);
         if (status != TL_OK) return status;
         entry->is_begun = true;
+        tl_fetch_begun(fetch);
         entry->is_one_shot = chunk->is_one_shot != 0;
         bool is_landing = fetch->destination == NULL || tl_tensor_is_on_device(fetch->destination);
         if (is_landing && link_landing_begin(entry, ret_error) != TL_OK) return ret_error->code;
@@ -212,7 +209,7 @@ static enum tl_status begin(struct link_fetch *entry, const Tensorlane__V1__Chun
 /* What is verified is read again at once, so that it has to be in the caches. */
 static void copy(const struct tl_fetch *fetch, void *to, const void *from, size_t count)
 {
-    if (fetch->meta_data.size_bytes >= UNCACHED_BYTES && !fetch->wants_checksum) {
+    if (tl_fetch_meta_data(fetch)->size_bytes >= UNCACHED_BYTES && !fetch->wants_checksum) {
         tl_copy_uncached(to, from, count);
     } else {
         memcpy(to, from, count);
@@ -246,7 +243,7 @@ static void handle_chunk(struct tl_link *link, const Tensorlane__V1__Chunk *chun
         return;
     }
     struct link_fetch *entry = fetch_find(link, chunk->number);
-    if (entry == NULL || tl_list_is_linked(&entry->request_link)) {
+    if (entry == NULL || !entry->is_asked) {
         skip(data, chunk->len_bytes);
         link->control->stats.late_chunks++;
         return;
@@ -274,7 +271,7 @@ static void handle_chunk(struct tl_link *link, const Tensorlane__V1__Chunk *chun
 static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *failure)
 {
     struct link_fetch *entry = fetch_find(link, failure->number);
-    if (entry == NULL || tl_list_is_linked(&entry->request_link)) return;
+    if (entry == NULL || !entry->is_asked) return;
     link_confirm(link, entry->framed_before);
     struct tl_error error;
     const Tensorlane__V1__Status *status = failure->status;
@@ -297,38 +294,56 @@ static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Fr
         link_serve_received(link, frame->received[i]);
     for (size_t i = 0; i < frame->n_cancels; i++)
         link_serve_cancel(link, frame->cancels[i]);
-    if (frame->n_requests > LINK_MAX_REQUESTS) {
-        link_protocol_error(link, "%zu requests in a frame; at most %d are possible", frame->n_requests,
-                            LINK_MAX_REQUESTS);
-        return;
-    }
-    for (size_t i = 0; i < frame->n_requests && link->state != LINK_CLOSING; i++) {
-        struct tl_error error;
-        if (tl_wire_text(frame->requests[i]->key, 1, TL_MAX_KEY_BYTES, "key", &error) != TL_OK) {
-            link_protocol_error(link, "%s", error.message);
-            return;
-        }
-        link_serve_start(link, frame->requests[i]);
-    }
 }
 
-static void handle_frame(struct tl_link *link, const Tensorlane__V1__Frame *frame, struct tl_wire_data *data)
+/* Returns how many chunks there were. */
+static size_t handle_packed_chunks(struct tl_link *link, const ProtobufCBinaryData *field, struct tl_wire_data *data)
+{
+    struct tl_unpacker unpacker = tl_unpacker_begin(field);
+    size_t count = 0;
+    while (!tl_unpacker_is_at_end(&unpacker) && link->state != LINK_CLOSING) {
+        struct tl_unpacked_chunk unpacked;
+        struct tl_error error;
+        if (tl_unpack_chunk(&unpacker, &unpacked, &error) != TL_OK) {
+            link_protocol_error(link, "%s", error.message);
+            break;
+        }
+        handle_chunk(link, &unpacked.chunk, data);
+        count++;
+    }
+    return count;
+}
+
+/* Handles what stands in front of the requests. False: the link has ended, or the frame must wait. */
+static bool handle_front(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
     if ((frame->hello != NULL) != (link->state == LINK_HANDSHAKE)) {
         link_protocol_error(link, frame->hello != NULL ? "a second hello" : "a frame before the hello");
-        return;
+        return false;
     }
     if (frame->hello != NULL) link_handshake_done(link, frame->hello);
-    if (link->state == LINK_ASKING) return;
+    if (link->state == LINK_ASKING) return false;
     link_connections_handle(link, frame);
-    if (link->state == LINK_CLOSING) return;
+    if (link->state == LINK_CLOSING) return false;
     handle_control_fields(link, frame);
+    return link->state != LINK_CLOSING;
+}
+
+/* *ret_chunk_count is how many chunks there were. */
+static void handle_frame(struct tl_link *link, const Tensorlane__V1__Frame *frame, struct tl_wire_data *data,
+                         size_t *ret_chunk_count)
+{
+    *ret_chunk_count = frame->n_chunks;
+    if (link->handled_requests == 0 && !handle_front(link, frame)) return;
+    link_requests_handle(link, frame);
+    if (link->handled_requests > 0) return;
     for (size_t i = 0; i < frame->n_failures && link->state != LINK_CLOSING; i++) {
         handle_failure(link, frame->failures[i]);
     }
     for (size_t i = 0; i < frame->n_chunks && link->state != LINK_CLOSING; i++) {
         handle_chunk(link, frame->chunks[i], data);
     }
+    *ret_chunk_count += handle_packed_chunks(link, &frame->packed_chunks, data);
     if (link->state != LINK_CLOSING && data->left_bytes > 0) {
         link_protocol_error(link, "%llu bytes that belong to no chunk", (unsigned long long)data->left_bytes);
     }
@@ -348,9 +363,10 @@ void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer)
         return;
     }
     uint64_t data_bytes = data.left_bytes;
-    size_t chunk_count = ((const Tensorlane__V1__Frame *)message)->n_chunks;
-    handle_frame(link, (const Tensorlane__V1__Frame *)message, &data);
-    if (link->state == LINK_ASKING) {
+    size_t chunk_count;
+    handle_frame(link, (const Tensorlane__V1__Frame *)message, &data, &chunk_count);
+    if (link->state == LINK_CLOSING) link->handled_requests = 0;
+    if (link->state == LINK_ASKING || link->handled_requests > 0) {
         link->control->stats.frames_received--; /* it comes again */
     } else {
         link_window_took(link, data_bytes);

@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "control/link_internal.h"
+#include "control/link_serves.h"
 
 /* How often the timer looks in the time that a peer has. */
 #define LOOKS 4
@@ -24,8 +24,8 @@
 static bool has_unsent(const struct tl_link *link)
 {
     const struct link_answers *answers = &link->answers;
-    bool is_ready = !tl_list_is_empty(&answers->ready) && answers->staging_count == 0;
-    return is_ready || !tl_list_is_empty(&answers->active) || !tl_list_is_empty(&answers->leaving) ||
+    bool is_ready = !link_queue_is_empty(&answers->ready) && answers->staging_count == 0;
+    return is_ready || !link_queue_is_empty(&answers->active) || !tl_list_is_empty(&answers->leaving) ||
            !tl_list_is_empty(&answers->failures) || !tl_stream_can_send(link->stream);
 }
 
@@ -84,7 +84,7 @@ void link_stall_watch(struct tl_link *link)
 
 void link_stall_sent(struct tl_link *link, size_t chunk_count)
 {
-    bool do_chunks_wait = !tl_list_is_empty(&link->answers.ready) || !tl_list_is_empty(&link->answers.active);
+    bool do_chunks_wait = !link_queue_is_empty(&link->answers.ready) || !link_queue_is_empty(&link->answers.active);
     if (chunk_count > 0 || !do_chunks_wait) link->stall.has_progressed = true;
 }
 

@@ -3,12 +3,14 @@
  * Publish: one tensor from a client that has no link.
  *
  * Happy path: the first message says what comes and is admitted by the worker; the bytes of every message are copied
- * once, from gRPC's memory to the tensor; at the half-close the tensor is checked and published, and the answer sent.
- * The next message is read only when the present one is done with, so that gRPC's flow control holds the client back.
+ * once, from gRPC's memory to the tensor; at the half-close the tensor is checked, copied to the device where the
+ * worker keeps what is pushed, and published, and the answer sent. The next message is read only when the present one
+ * is done with, so that gRPC's flow control holds the client back.
  *
  * Failure modes: more bytes than announced, or a message after the one with the checksum, is INVALID_ARGUMENT; fewer,
  * a wrong checksum or damaged strings, DATA_LOSS; a client that stalls or is too slow, DEADLINE_EXCEEDED. Whatever ends
  * the call after the worker has admitted it and before it has the tensor, the worker is called once with the failure.
+ * When a call ends while its tensor is copied to the device, that is not before the copy has ended.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -19,15 +21,28 @@
 #include "control/requests.h"
 #include "control/service_call.h"
 #include "control/transfer_calls.h"
+#include "tensor/delivery.h"
+#include "tensor/device.h"
 
 /*
- *   STARTING --first message, admitted--> RECEIVING --half-close, checked--> ENDED --closed--> (freed)
- *       \--refused--> ENDED                   \--bad bytes, stalled, broken--> ENDED
+ *   STARTING --first message, admitted--> RECEIVING --half-close, checked--> MOVING --copied--> ENDED --closed-->
+ * (freed)
+ *       \--refused--> ENDED                    |\--the same, kept on the host--> ENDED            ^
+ *                                              \--bad bytes, stalled, broken--> ENDED   (failed, broken)
  */
 enum publish_state {
     PUBLISH_STARTING,  /* for the first message; woken by the stream or the progress timer */
     PUBLISH_RECEIVING, /* for more messages or the half-close; woken the same way */
+    PUBLISH_MOVING,    /* for the copy to the device; woken by its end */
     PUBLISH_ENDED,     /* for the end of the stream */
+};
+
+/* The copy of a tensor to the device. It may outlive the call. */
+struct moving {
+    struct tl_control *control;
+    struct publish_call *publish; /* NULL: the call is over */
+    void *admission;              /* that of a call that is over */
+    struct tl_delivery *delivery;
 };
 
 struct publish_call {
@@ -37,6 +52,7 @@ struct publish_call {
     char key[TL_MAX_KEY_BYTES + 1];
     struct tl_push push;      /* its key is the one above; one reference on its annotations */
     struct tl_tensor *tensor; /* one reference; NULL until admitted */
+    struct moving *moving;    /* MOVING; else NULL */
     uint64_t received_bytes;
     XXH3_state_t *hash_state; /* over the bytes so far, because only the last message says whether it matters */
     bool has_checksum;
@@ -54,15 +70,23 @@ static enum tl_status hand_over(struct publish_call *publish, struct tl_tensor *
                                               ret_publication, ret_error);
 }
 
-/* Frees the memory, then informs the worker, if it still waits, that it is free. */
-static void break_off(struct publish_call *publish)
+/* Informs the worker that the tensor will not come, and that its memory is free. */
+static void withdraw(struct tl_control *control, void *admission)
 {
-    tl_tensor_put(publish->tensor);
-    publish->tensor = NULL;
-    if (publish->admission == NULL) return;
+    static const struct tl_push push = {.key = ""};
     uint64_t publication;
     struct tl_error error;
-    (void)hand_over(publish, NULL, &publication, &error);
+    (void)control->options.handlers->publish(control->options.worker, admission, &push, NULL, &publication, &error);
+}
+
+/* Frees the memory, then informs the worker, if it still waits. */
+static void break_off(struct publish_call *publish)
+{
+    void *admission = publish->admission;
+    tl_tensor_put(publish->tensor);
+    publish->tensor = NULL;
+    publish->admission = NULL;
+    if (admission != NULL) withdraw(publish->call.control, admission);
 }
 
 static void publish_fail(struct publish_call *publish, const struct tl_error *status)
@@ -179,26 +203,136 @@ static enum tl_status check_complete(const struct publish_call *publish, struct 
     return status;
 }
 
-static void publish_half_closed(struct tl_service_call *call)
+/* Publishes the complete tensor. */
+static void answer(struct publish_call *publish)
 {
-    struct publish_call *publish = TL_CONTAINER_OF(call, struct publish_call, call);
     Tensorlane__V1__PublishResponse response = TENSORLANE__V1__PUBLISH_RESPONSE__INIT;
     struct tl_error error;
-    enum tl_status status = check_complete(publish, &error);
-    if (status == TL_OK) status = hand_over(publish, publish->tensor, &response.publication, &error);
-    if (status != TL_OK) {
+    if (hand_over(publish, publish->tensor, &response.publication, &error) != TL_OK) {
         publish_fail(publish, &error);
         return;
     }
-    call->control->stats.tensors_received++;
+    publish->call.control->stats.tensors_received++;
     publish->state = PUBLISH_ENDED;
-    tl_service_call_answer(call, &response.base);
+    tl_service_call_answer(&publish->call, &response.base);
+}
+
+/* ----------------------------------------------------------------------------------------------------- a device -- */
+
+/* Strings stay on the host. */
+static bool is_kept_on_device(const struct publish_call *publish)
+{
+    const struct tl_meta_data *meta_data = &publish->push.meta_data;
+    return publish->call.control->options.device.kind != TL_DEVICE_HOST && !meta_data->is_dead &&
+           tl_dtype_is_plain(meta_data->dtype);
+}
+
+/* The device has not taken the tensor. */
+static void refuse(struct publish_call *publish, const struct tl_error *cause)
+{
+    struct tl_error error;
+    char device[TL_DEVICE_TEXT_BYTES];
+    tl_device_format(publish->call.control->options.device, device);
+    tl_error_set(
+        &error, cause->code, "%s cannot be kept on %s: %s%s", publish->key, device, cause->message,
+        cause->code == TL_RESOURCE_EXHAUSTED
+            ? "; withdraw what is published there (tensorlane rm), free memory of the GPU, or set \"device\" of "
+              "the worker to \"host\""
+            : "");
+    publish_fail(publish, &error);
+}
+
+static void moved(void *context, struct tl_tensor *tensor, const struct tl_error *status)
+{
+    struct moving *moving = context;
+    struct publish_call *publish = moving->publish;
+    struct tl_control *control = moving->control;
+    if (publish == NULL) {
+        tl_tensor_put(tensor);
+        withdraw(control, moving->admission);
+    } else if (status->code != TL_OK) {
+        publish->moving = NULL;
+        refuse(publish, status);
+    } else {
+        publish->moving = NULL;
+        tl_tensor_put(publish->tensor);
+        publish->tensor = tensor;
+        tl_tensor_set_stream(tensor, TL_STREAM_NONE); /* nothing else has worked with its memory */
+        tl_tensor_set_annotations(tensor, publish->push.annotations);
+        answer(publish);
+    }
+    free(moving);
+    tl_control_push_moved(control);
+}
+
+static void post_to_loop(void *loop, struct tl_closure *closure)
+{
+    tl_loop_post(loop, closure);
+}
+
+/* Copies the tensor to the device. The client has sent everything, so that nothing is expected of it. */
+static void move(struct publish_call *publish)
+{
+    struct tl_control *control = publish->call.control;
+    struct tl_error error;
+    struct moving *moving = calloc(1, sizeof(*moving));
+    const struct tl_delivery_options options = {.value = publish->tensor,
+                                                .device = control->options.device,
+                                                .post = post_to_loop,
+                                                .loop = control->loop,
+                                                .done = moved,
+                                                .context = moving};
+    if (moving != NULL) {
+        *moving = (struct moving){.control = control, .publish = publish};
+        publish->state = PUBLISH_MOVING;
+        publish->moving = moving;
+        control->moving_count++;
+        tl_service_call_expect_nothing(&publish->call);
+        if (tl_delivery_start(&options, &moving->delivery)) return;
+        control->moving_count--;
+        publish->moving = NULL;
+        free(moving);
+    }
+    tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%s: no memory to copy the tensor to its device", publish->key);
+    publish_fail(publish, &error);
+}
+
+/* The call is over. A copy that runs is left to end by itself. */
+static void leave_moving(struct publish_call *publish)
+{
+    struct moving *moving = publish->moving;
+    if (moving == NULL) return;
+    publish->moving = NULL;
+    if (tl_delivery_stop(moving->delivery)) {
+        moving->control->moving_count--; /* the server has not stopped yet, because this call is part of it */
+        free(moving);
+        return;
+    }
+    moving->publish = NULL;
+    moving->admission = publish->admission;
+    publish->admission = NULL;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- end -- */
+
+static void publish_half_closed(struct tl_service_call *call)
+{
+    struct publish_call *publish = TL_CONTAINER_OF(call, struct publish_call, call);
+    struct tl_error error;
+    if (check_complete(publish, &error) != TL_OK) {
+        publish_fail(publish, &error);
+    } else if (is_kept_on_device(publish)) {
+        move(publish);
+    } else {
+        answer(publish);
+    }
 }
 
 static void publish_closed(struct tl_service_call *call, bool is_delivered)
 {
     (void)is_delivered;
     struct publish_call *publish = TL_CONTAINER_OF(call, struct publish_call, call);
+    leave_moving(publish);
     break_off(publish);
     tl_annotations_put(publish->push.annotations);
     if (publish->hash_state != NULL) XXH3_freeState(publish->hash_state);

@@ -6,6 +6,9 @@
  * options.chunk_bytes and MAX_PIECE_BYTES, one at a time, as slices of its own memory; the last one carries the
  * checksum, if it was asked for; then the status.
  *
+ * A client whose calls hold too much waits (control/receive_hold.h): the call lets its value go, and asks for it again
+ * later. A one-shot value is kept in any case, because it is reserved for this call.
+ *
  * Failure modes: the status of the worker is that of the call. Bytes that stop being readable end the call with what
  * their guard says, also when that shows only after the last of them has left. A client that goes away ends the serve
  * as cancelled, because it cannot come back with the same request.
@@ -19,6 +22,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "control/device_reader.h"
+#include "control/receive_hold.h"
 #include "control/requests.h"
 #include "control/service_call.h"
 #include "control/transfer_calls.h"
@@ -30,11 +34,13 @@
 /*
  *   READING --request--> WAITING --reply: offer--> SENDING --all sent--> ENDED --closed--> (freed)
  *      \--bad request--> ENDED     \--reply: status--> ENDED
+ *   too much is held: WAITING --reply: offer--> QUEUED --there is space--> WAITING
  *   a value on a device: SENDING --nothing read--> STAGING --a piece was read--> SENDING
  */
 enum receive_state {
     RECEIVE_READING, /* for the request; woken by the stream or the progress timer */
     RECEIVE_WAITING, /* for the source's reply */
+    RECEIVE_QUEUED,  /* for other calls of the client to end; has let its value go */
     RECEIVE_SENDING, /* for the client to take the piece in flight; woken by the stream or the progress timer */
     RECEIVE_STAGING, /* for a piece of the tensor to be read from its device */
     RECEIVE_ENDED,   /* for the end of the stream */
@@ -48,6 +54,7 @@ struct receive_call {
     char key[TL_MAX_KEY_BYTES + 1];
     bool wants_checksum;
     struct tl_offer offer; /* holds the tensor's reference until the end */
+    struct tl_receive_hold hold;
     uint64_t sent_bytes;
     bool is_last_sent;
     bool is_complete;               /* all of it has left and could be read until then */
@@ -202,6 +209,11 @@ static void receive_reply(struct tl_serve *serve, const struct tl_error *status,
         receive_fail(receive, status);
         return;
     }
+    if (!offer->is_one_shot && !tl_receive_hold_take(&receive->hold, tl_tensor_size_bytes(offer->tensor))) {
+        tl_tensor_put(offer->tensor);
+        receive->state = RECEIVE_QUEUED;
+        return;
+    }
     receive->offer = *offer;
     receive->state = RECEIVE_SENDING;
     tl_stream_report_sent_by_kernel(receive->call.stream, tl_tensor_may_change(offer->tensor));
@@ -224,6 +236,16 @@ static void receive_reply(struct tl_serve *serve, const struct tl_error *status,
 
 static const struct tl_serve_ops serve_ops = {.reply = receive_reply};
 
+static void ask_again(struct tl_receive_hold *hold)
+{
+    struct receive_call *receive = TL_CONTAINER_OF(hold, struct receive_call, hold);
+    struct tl_control *control = receive->call.control;
+    TL_CHECK(receive->state == RECEIVE_QUEUED);
+    receive->state = RECEIVE_WAITING;
+    control->options.handlers->source.closed(control->options.worker, &receive->serve, TL_SERVE_CANCELLED);
+    control->options.handlers->source.request(control->options.worker, &receive->serve);
+}
+
 static struct tl_request_id next_id(struct tl_control *control)
 {
     if (control->foreign_id.number++ == 0) control->foreign_id.incarnation = tl_random_u64();
@@ -236,7 +258,9 @@ static void receive_request(struct tl_service_call *call, grpc_byte_buffer *mess
     struct tl_control *control = call->control;
     struct tl_receive_request request;
     struct tl_error error;
-    if (tl_receive_request_read(message, control->arena, &request, &error) != TL_OK) {
+    receive->hold.retry = ask_again;
+    if (tl_receive_request_read(message, control->arena, &request, &error) != TL_OK ||
+        tl_receive_hold_join(control, &call->client.client, &receive->hold, &error) != TL_OK) {
         receive_fail(receive, &error);
         return;
     }
@@ -265,6 +289,7 @@ static void receive_closed(struct tl_service_call *call, bool is_delivered)
     tl_device_reader_end(&receive->reader);
     if (receive->hash_state != NULL) XXH3_freeState(receive->hash_state);
     tl_tensor_put(receive->offer.tensor);
+    tl_receive_hold_leave(&receive->hold);
 }
 
 static const struct tl_service_call_ops receive_ops = {

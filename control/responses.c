@@ -227,7 +227,36 @@ static enum tl_status copy_troubles(const Tensorlane__V1__IdentifyResponse *mess
     return status;
 }
 
-/* What the worker says about its process, its settings and its troubles. */
+static enum tl_status copy_gpu(const Tensorlane__V1__Gpu *from, struct tl_gpu_description *to,
+                               struct tl_error *ret_error)
+{
+    to->is_lost = from->is_lost != 0;
+    to->is_kept_on = from->is_kept_on != 0;
+    to->is_slower = from->is_slower != 0;
+    enum tl_status status = copy_text(from->name, "name of a GPU", &to->name, ret_error);
+    if (status == TL_OK) status = copy_text(from->model, "model of a GPU", &to->model, ret_error);
+    if (status == TL_OK) status = copy_text(from->pci_address, "place of a GPU", &to->pci_address, ret_error);
+    if (status == TL_OK) status = copy_text(from->card, "card of a GPU", &to->card, ret_error);
+    if (status == TL_OK) status = copy_text(from->distance, "distance of a GPU", &to->distance, ret_error);
+    if (status == TL_OK) status = copy_text(from->path, "path of a GPU", &to->path, ret_error);
+    if (status == TL_OK) status = copy_text(from->reason, "reason of a GPU", &to->reason, ret_error);
+    return status;
+}
+
+static enum tl_status copy_gpus(const Tensorlane__V1__IdentifyResponse *message, struct tl_description *description,
+                                struct tl_error *ret_error)
+{
+    if (message->n_gpus == 0) return TL_OK;
+    description->gpus = calloc(message->n_gpus, sizeof(*description->gpus));
+    if (description->gpus == NULL) return no_memory("GPUs", ret_error);
+    description->gpu_count = message->n_gpus;
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < message->n_gpus && status == TL_OK; i++)
+        status = copy_gpu(message->gpus[i], &description->gpus[i], ret_error);
+    return status;
+}
+
+/* What the worker says about its process, its settings, its troubles and its GPUs. */
 static enum tl_status copy_own_state(const Tensorlane__V1__IdentifyResponse *message,
                                      struct tl_description *description, struct tl_error *ret_error)
 {
@@ -240,6 +269,7 @@ static enum tl_status copy_own_state(const Tensorlane__V1__IdentifyResponse *mes
     if (status == TL_OK) status = copy_settings(message, description, ret_error);
     if (status == TL_OK) status = copy_listens(message, description, ret_error);
     if (status == TL_OK) status = copy_troubles(message, description, ret_error);
+    if (status == TL_OK) status = copy_gpus(message, description, ret_error);
     return status;
 }
 

@@ -39,7 +39,7 @@
 #define MAX_METHODS 24
 #define GRACE_WITHOUT_CALLS_NS (200 * TL_NS_PER_MS)
 #define MAX_METADATA_BYTES 16384
-/* Half of the shortest keepalive that can be configured: who probes that often is no attacker. */
+/* Half of the shortest keepalive that can be configured: a client that probes that often is no attacker. */
 #define MIN_PING_INTERVAL_MS 50
 #define MAX_CALLS_PER_CONNECTION 4096
 /* So many of the largest messages may be unfinished on all connections together. */

@@ -24,7 +24,7 @@ struct tl_service_call;
 /* NULL: not interested. After the call was finished only `closed` comes. */
 struct tl_service_call_ops {
     size_t size_bytes; /* size of the object, whose first member is the struct tl_service_call; it starts zeroed */
-    size_t max_request_bytes; /* of the one request; 0: 64 KiB */
+    size_t max_request_bytes; /* how large the one request may be; 0: 64 KiB */
     bool is_stream;           /* the client may send more than one message */
     void (*request)(struct tl_service_call *call, grpc_byte_buffer *message); /* borrowed */
     void (*half_closed)(struct tl_service_call *call);                        /* streams only */

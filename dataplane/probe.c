@@ -11,8 +11,8 @@
  * queue pair that breaks, nothing that comes in time, bytes that differ. Then as after success both queue pairs are
  * disconnected and drained before the memory goes.
  *
- * A device takes the place of the memory of one end. What a write brings there is compared by the caller, who can copy
- * it to the host.
+ * A device takes the place of the memory of one end. What a write brings there is compared by the caller, which can
+ * copy it to the host.
  */
 #include "dataplane/probe.h"
 
@@ -313,7 +313,7 @@ struct device_memory {
     struct tl_tensor *on_device;
     struct tl_tensor *sent;     /* on the host */
     struct tl_tensor *returned; /* on the host */
-    struct tl_region *region;   /* of on_device */
+    struct tl_region *region;   /* registered for on_device */
 };
 
 static enum tl_status make_device_memory(struct tl_provider *provider, struct tl_device device,

@@ -111,6 +111,11 @@ void tl_provider_disarm(struct tl_provider *provider)
     if (provider->ops->disarm != NULL) provider->ops->disarm(provider);
 }
 
+bool tl_queue_pair_has_spare_window(struct tl_queue_pair *pair)
+{
+    return pair->ops->has_spare_window == NULL || pair->ops->has_spare_window(pair);
+}
+
 void tl_queue_pair_doorbell(struct tl_queue_pair *pair)
 {
     if (pair->ops->doorbell != NULL) pair->ops->doorbell(pair);

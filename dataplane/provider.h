@@ -32,6 +32,7 @@
 #include <tensorlane/status.h>
 
 struct tl_device_allocation;
+struct tl_device_memory;
 struct tl_provider;
 struct tl_mapped_file;
 struct tl_queue_pair;
@@ -42,8 +43,8 @@ extern const char tl_outside_refused[];
 
 #define TL_DESCRIPTOR_MAX_BYTES 48
 #define TL_PAIR_ADDRESS_MAX_BYTES 192
-/* Slots of this size hold every control message. */
-#define TL_SLOT_BYTES 1152
+/* A slot of this size holds any control message, or several. */
+#define TL_SLOT_BYTES 8192
 
 /* Names memory that a peer may write, or may read. It travels inside control messages. */
 struct tl_descriptor {
@@ -63,7 +64,18 @@ struct tl_work {
     uint32_t magic; /* TL_WORK_MAGIC */
     /* status is TL_OK, or TL_CANCELLED for flushed work, which may or may not have taken effect. */
     void (*done)(struct tl_work *work, enum tl_status status);
+    struct tl_work *next; /* another object that waits for the same operation; NULL: none */
 };
+
+/* Called by a provider when the operation is over. work NULL: nothing waits for it. */
+static inline void tl_work_done(struct tl_work *work, enum tl_status status)
+{
+    while (work != NULL) {
+        struct tl_work *next = work->next;
+        work->done(work, status);
+        work = next;
+    }
+}
 
 /* Memory of this process that one peer may write, or may read, from expose until revoke is done. Embedded in the
  * request that it serves. */
@@ -96,9 +108,19 @@ struct tl_queue_pair_events {
     /* The queue pair has failed or was disconnected: nothing can be posted any more. Events that arrived before are
      * still delivered, until it is drained. Called once. TL_DEADLINE_EXCEEDED: the peer's card does not answer. */
     void (*broken)(void *owner, const struct tl_error *reason);
+    /* Memory of a device that the peer has shown is given back, or was forgotten: it must not be mapped any longer than
+     * what reads it lasts. NULL: nothing is mapped. */
+    void (*memory_gone)(void *owner, uint64_t number);
     /* Every posted operation is done, and no window lets the peer write any more: the queue pair may be destroyed.
      * Called once, last. */
     void (*drained)(void *owner);
+};
+
+/* Memory of a device that the peer has shown, or a part of it. */
+struct tl_peer_memory {
+    uint64_t number;       /* names the allocation, and no other one of this peer */
+    uint64_t len_bytes;    /* how long the allocation is */
+    uint64_t offset_bytes; /* where the part begins */
 };
 
 struct tl_queue_pair_options {
@@ -122,7 +144,7 @@ struct tl_provider_limits {
 struct tl_route {
     char own_address[64];
     char peer_address[64];
-    uint32_t head_bytes; /* of a packet besides its data, as interfaces count it for their MTU */
+    uint32_t head_bytes; /* what a packet has besides its data, as interfaces count it for their MTU */
     const char *blocked; /* why nothing arrives, and the remedy, when the two ends work: "cause; remedy" */
 };
 
@@ -193,7 +215,7 @@ struct tl_provider_ops {
     /* Returns how many more operations may be posted now. message, write, read and revoke need one each; expose and
      * expose_source need one more. */
     uint32_t (*space)(const struct tl_queue_pair *pair);
-    /* Sends a control message of at most TL_SLOT_BYTES; data is copied. work NULL: its end is not reported. */
+    /* Sends at most TL_SLOT_BYTES bytes of control messages; data is copied. work NULL: its end is not reported. */
     void (*message)(struct tl_queue_pair *pair, const void *data, uint32_t len_bytes, struct tl_work *work);
     /* Writes len_bytes (at most max_write_bytes) from source into the peer's exposed memory at offset_bytes, and then,
      * with has_immediate, notifies the peer. region is NULL when the provider needs none, or len_bytes is 0. Source is
@@ -206,6 +228,9 @@ struct tl_provider_ops {
      * Errors: TL_RESOURCE_EXHAUSTED: no window is left. */
     enum tl_status (*expose)(struct tl_queue_pair *pair, struct tl_region *region, void *address, uint64_t len_bytes,
                              struct tl_exposure *exposure, struct tl_error *ret_error);
+    /* Returns whether a quarter of the queue pair's windows stays free when one more is exposed, after making more of
+     * them if there are more: the peer decides how long windows are kept. NULL: exposures take none. */
+    bool (*has_spare_window)(struct tl_queue_pair *pair);
     /* Reads len_bytes (1 to max_write_bytes) of the peer's exposed source, from offset_bytes on, into destination,
      * which lies in region. Destination is written until work is done. At most read_depth reads may be posted at a
      * time. NULL, as expose_source: the provider does not read. */
@@ -232,6 +257,22 @@ struct tl_provider_ops {
      * those of tl_queue_pair_map. */
     enum tl_status (*map)(struct tl_queue_pair *pair, const struct tl_descriptor *descriptor,
                           struct tl_mapped_file **ret_file, struct tl_error *ret_error);
+
+    /* Lets the peer import memory of a device that has a number (tensor/device.h), and fills ret_descriptor for what
+     * begins at offset_bytes in it. file is an export of the memory, which stays the caller's; -1: the peer may have it
+     * already. Memory that was shown long ago may be forgotten. NULL, as find_memory: the provider cannot do that.
+     * Errors: TL_NOT_FOUND: file is -1, and the peer does not have it. TL_UNAVAILABLE: not now. TL_RESOURCE_EXHAUSTED.
+     */
+    enum tl_status (*show_memory)(struct tl_queue_pair *pair, struct tl_device_memory *memory, int file,
+                                  uint64_t offset_bytes, struct tl_descriptor *ret_descriptor,
+                                  struct tl_error *ret_error);
+    /* Finds the peer's memory of this descriptor, of which len_bytes are to be read. With ret_file it also opens the
+     * file to import, which is the caller's; the peer may have sent anything. Errors: TL_NOT_FOUND: the peer has not
+     * shown it, or has given it back, or too many others since. TL_INVALID_ARGUMENT: not a descriptor, or beyond its
+     * allocation. TL_RESOURCE_EXHAUSTED: no descriptor. */
+    enum tl_status (*find_memory)(struct tl_queue_pair *pair, const struct tl_descriptor *descriptor,
+                                  uint64_t len_bytes, struct tl_peer_memory *ret_memory, int *ret_file,
+                                  struct tl_error *ret_error);
 };
 
 /* The first member of every provider's own struct. */
@@ -308,5 +349,6 @@ void tl_provider_fail(struct tl_provider *provider, const struct tl_error *reaso
 bool tl_provider_arm(struct tl_provider *provider);
 void tl_provider_disarm(struct tl_provider *provider);
 void tl_queue_pair_doorbell(struct tl_queue_pair *pair);
+bool tl_queue_pair_has_spare_window(struct tl_queue_pair *pair);
 
 #endif

@@ -46,6 +46,7 @@ static enum tl_status count_transports(struct tl_worker *worker, struct tl_descr
         {"data_tensors_mapped", engine.tensors_mapped},   {"data_bytes_sent", engine.bytes_sent},
         {"data_bytes_received", engine.bytes_received},   {"data_bytes_bounced", engine.bytes_bounced},
         {"data_messages_sent", engine.messages_sent},     {"data_messages_received", engine.messages_received},
+        {"data_slots_sent", engine.slots_sent},           {"data_slots_received", engine.slots_received},
         {"data_writes_posted", engine.writes_posted},     {"data_meta_data_updates", engine.meta_data_updates},
         {"data_credits_sent", engine.credits_sent},       {"data_late_answers", engine.late_answers},
         {"data_protocol_errors", engine.protocol_errors}, {"data_connections_broken", engine.connections_broken},

@@ -52,7 +52,7 @@ struct watched_file {
 /* The files that have one kind of trouble. */
 struct file_summary {
     size_t count;
-    char reason[TL_ERROR_MESSAGE_BYTES]; /* of the first */
+    char reason[TL_ERROR_MESSAGE_BYTES]; /* what is wrong with the first */
 };
 
 struct tl_troubles {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is asked of a worker as a whole: its names and counters, publications, steps. */
+/* What is asked of a worker as a whole: its names and counters, steps. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -79,10 +79,10 @@ void tl_worker_count(struct tl_worker *worker, struct tl_worker_stats *ret_stats
         .bytes_sent = control.bytes_sent + engine.bytes_sent,
         .bytes_received = control.bytes_received + engine.bytes_received,
         .bytes_copied_send = control.bytes_copied_send,
-        .frames_sent = control.frames_sent + engine.messages_sent,
-        .frames_received = control.frames_received + engine.messages_received,
+        .frames_sent = control.frames_sent + engine.slots_sent,
+        .frames_received = control.frames_received + engine.slots_received,
         .requests_retried = worker->operations.requests_retried,
-        .tensors_dropped = table.dropped_tensors,
+        .tensors_dropped = table.dropped_tensors + worker->operations.sends_dropped,
         .waiting_receivers = table.waiting_receivers,
         .held_tensors = table.held_tensors,
         .held_bytes = table.held_bytes,
@@ -109,85 +109,12 @@ enum tl_status tl_worker_stats(struct tl_worker *worker, struct tl_worker_stats 
     return TL_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------- publishing -- */
-
-struct publish_command {
-    struct tl_command command;
-    const char *key;
-    uint64_t step;
-    struct tl_tensor *tensor; /* NULL: withdraw */
-    enum tl_status status;
-    struct tl_error *ret_error;
-};
-
-static void run_publish(struct tl_command *command)
-{
-    struct publish_command *publish = TL_CONTAINER_OF(command, struct publish_command, command);
-    struct tl_rendezvous *table = command->worker->table;
-    if (publish->tensor != NULL) {
-        uint64_t publication;
-        publish->status = tl_rendezvous_publish(table, publish->key, publish->step, publish->tensor, &publication,
-                                                publish->ret_error);
-    } else {
-        publish->status = tl_rendezvous_withdraw(table, publish->key, publish->ret_error);
-    }
-}
-
-static enum tl_status check_key(const char *key, struct tl_error *ret_error)
-{
-    size_t length = key != NULL ? strnlen(key, TL_MAX_KEY_BYTES + 1) : 0;
-    if (length > 0 && length <= TL_MAX_KEY_BYTES && tl_text_is_utf8(key, length)) return TL_OK;
-    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a key is UTF-8 of 1 to %d bytes; this one is not",
-                        TL_MAX_KEY_BYTES);
-}
-
-/* Returns what the table shows: the tensor, or for one on a device an alias with the fence of its stream. */
-static enum tl_status show(struct tl_tensor *tensor, struct tl_tensor **ret_shown, struct tl_error *ret_error)
-{
-    struct tl_device_fence *fence = NULL;
-    enum tl_status status = tl_tensor_record_fence(tensor, &fence, ret_error);
-    if (status != TL_OK) return status;
-    if (!tl_tensor_is_on_device(tensor)) {
-        *ret_shown = tl_tensor_get(tensor);
-        return TL_OK;
-    }
-    status = tl_tensor_create_alias(tensor, NULL, NULL, ret_shown, ret_error);
-    if (status == TL_OK) {
-        tl_tensor_set_fence(*ret_shown, fence);
-    } else {
-        tl_device_fence_put(fence);
-    }
-    return status;
-}
-
-enum tl_status tl_publish(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
-                          struct tl_error *ret_error)
-{
-    enum tl_status status = check_key(key, ret_error);
-    struct tl_tensor *shown = NULL;
-    if (status == TL_OK) status = show(tensor, &shown, ret_error);
-    if (status != TL_OK) return status;
-    struct publish_command publish = {.key = key, .step = step, .tensor = shown, .ret_error = ret_error};
-    tl_worker_run(worker, &publish.command, run_publish);
-    tl_tensor_put(shown);
-    return publish.status;
-}
-
-enum tl_status tl_withdraw(struct tl_worker *worker, const char *key, struct tl_error *ret_error)
-{
-    enum tl_status status = check_key(key, ret_error);
-    if (status != TL_OK) return status;
-    struct publish_command withdraw = {.key = key, .ret_error = ret_error};
-    tl_worker_run(worker, &withdraw.command, run_publish);
-    return withdraw.status;
-}
-
 /* ------------------------------------------------------------------------------------------------------- steps -- */
 
 struct step_command {
     struct tl_command command;
     uint64_t step;
-    struct tl_error status; /* of an abort; TL_OK: the step ends */
+    struct tl_error status; /* why the step is aborted; TL_OK: it ends */
     uint64_t dropped_count;
 };
 
@@ -197,12 +124,15 @@ static void run_step(struct tl_command *command)
     struct tl_worker *worker = command->worker;
     if (step->status.code != TL_OK) {
         tl_rendezvous_abort_step(worker->table, step->step, &step->status);
+        (void)tl_ops_end_unstarted(worker, step->step, &step->status);
         tl_ops_fail_receives(worker, &step->step, &step->status);
         return;
     }
-    step->dropped_count = tl_rendezvous_end_step(worker->table, step->step);
     struct tl_error ended;
     tl_error_set(&ended, TL_CANCELLED, "step %" PRIu64 " has ended", step->step);
+    uint64_t unsent_count = tl_ops_end_unstarted(worker, step->step, &ended);
+    worker->operations.sends_dropped += unsent_count;
+    step->dropped_count = tl_rendezvous_end_step(worker->table, step->step) + unsent_count;
     tl_ops_fail_receives(worker, &step->step, &ended);
 }
 

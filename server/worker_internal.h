@@ -27,7 +27,10 @@
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
 
+struct op_call;
 struct tl_op;
+struct tl_op_step;
+struct tl_subscription;
 struct tl_peer;
 struct tl_probe_round;
 struct tl_session;
@@ -52,7 +55,7 @@ struct worker_transports {
 /* Probes of the peers (server/peers/prober.h). */
 struct worker_probing {
     struct tl_probe_round *round;   /* under way; NULL: none */
-    struct tl_probe_results latest; /* of the latest round; items NULL: there was none */
+    struct tl_probe_results latest; /* what the latest round found; items NULL: there was none */
     int64_t latest_ns;              /* when it ended */
 };
 
@@ -71,12 +74,17 @@ struct worker_members {
 
 /* The operations of this process. */
 struct worker_operations {
-    struct tl_op *ops;      /* all operations that have not completed, by id */
-    uint64_t next_op;       /* id of the latest operation; any thread, atomic */
+    struct op_call *calls;                 /* all calls with operations that have not completed, by id */
+    struct tl_list starting;               /* struct op_group with members that have not begun */
+    struct tl_subscription *subscriptions; /* all that have not ended, by id (subscription.c) */
+    struct tl_op_step *steps;              /* the receives among them, by step */
+    uint64_t step_visits;                  /* number of receives that ends and aborts of steps have looked at */
+    uint64_t next_op;                      /* id of the latest operation; any thread, atomic */
     uint64_t open_ops;      /* number of operations that were submitted and are not completed; any thread, atomic */
     uint64_t next_request;  /* number of the latest request to a peer */
     uint64_t blocked_calls; /* number of threads that wait inside the library; any thread, atomic */
     uint64_t requests_retried;
+    uint64_t sends_dropped; /* sends whose step ended before the table had them */
 };
 
 /* The state of the requests of peers and clients. */
@@ -177,33 +185,40 @@ const char *tl_peer_name(const struct tl_peer *peer);
 /* Writes "up", or the state and the reason why the peer is not up. */
 void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity);
 
-/* What a session keeps of a request. */
-struct tl_session_request {
-    const struct tl_fetch_ops *ops; /* the worker's operations, while the session has put its own into the fetch */
-    const struct tl_error *result;  /* result for done_closure, kept (tl_error_keep); NULL: TL_OK */
-    bool is_cancel_out;             /* cancel_closure is at the reactor, or on its way there or back */
-    bool is_done;                   /* done_closure has come */
-    bool is_on_conn;                /* the request is on the connection; used by the reactor only */
-};
-
 /* A fetch on its way to a peer. It waits until the peer is up, and is then on the peer's link or on a session of a
- * transport. Closures take it from the loop to the reactor and back. */
+ * transport. Closures take it from the loop to the reactor and back. A request that waits is what most memory of a
+ * worker may be spent on, so each field counts (tests/unit/operation_test.c). */
 struct tl_peer_request {
+    struct tl_closure closure; /* takes it to the reactor and back; its link: entry in the peer's list of waiting
+                                  requests. First, so that the owner of a request can use it before and after */
+    struct tl_closure cancel_closure;
     struct tl_fetch fetch;
     struct tl_peer *peer;
-    struct tl_list place;       /* entry in the peer's list of waiting requests */
-    struct tl_link *link;       /* the link that carries the request; NULL: none */
-    bool is_probe;              /* it tries a data connection: it takes no link, and holds no other request up */
-    bool is_refused;            /* the request cannot travel: done_closure is deferred */
-    const char *link_reason;    /* why the request must travel over the link; never freed. NULL: it need not */
-    const char *path_reason;    /* why the request travels over the link; never freed */
-    struct tl_session *session; /* the session that carries the request; NULL: none */
-    struct tl_closure start_closure;
-    struct tl_closure cancel_closure;
-    struct tl_closure done_closure;
-    struct tl_session_request on_session;
+    union {
+        struct tl_link *link;       /* with TL_CARRIER_LINK */
+        struct tl_session *session; /* with TL_CARRIER_SESSION */
+    };
+    const char *path_reason; /* why the request travels over the link; never freed */
+    /* These fields belong to the session that carries it. */
+    const struct tl_fetch_ops *ops; /* the worker's operations, while the session has put its own into the fetch */
+    const struct tl_error *result;  /* result for `closure`, kept (tl_error_keep); NULL: TL_OK */
+    bool is_cancel_out;             /* cancel_closure is at the reactor, or on its way there or back */
+    bool is_done;                   /* `closure` has come back */
+    bool is_on_conn;                /* the request is on the connection; used by the reactor only */
+    bool is_probe;                  /* it tries a data connection: it takes no link, and holds no other request up */
+    uint8_t carrier;                /* enum tl_carrier */
 };
 
+/* What carries a request. */
+enum tl_carrier {
+    TL_CARRIER_NONE,
+    TL_CARRIER_LINK,
+    TL_CARRIER_SESSION,
+    TL_CARRIER_REFUSAL, /* it cannot travel: `closure` is deferred and tells why */
+};
+
+/* Initialises a request that was not made yet. */
+void tl_peer_request_init(struct tl_peer_request *request, const struct tl_fetch_ops *ops);
 /* Sends the request as soon as the peer is up; fetch.ops->done follows once, unless the request is cancelled. */
 void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request);
 /* Sends a request that the data connection has turned away over the link if that is up. The reason is never freed. */
@@ -237,6 +252,13 @@ void tl_source_expire_reservations(struct tl_worker *worker);
 enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_error) TL_MUST_USE;
 void tl_source_fini(struct tl_worker *worker); /* may be called after a failed init too */
 
+/* Opens the device where the worker keeps what it publishes, if it is a member and the settings name one. Errors: as
+ * tl_device_open, with what to do. Blocks: yes. */
+enum tl_status tl_worker_open_device(const struct tl_worker *worker, struct tl_error *ret_error) TL_MUST_USE;
+/* Publishes the files of the settings. Errors: the reason why one cannot be read or kept, naming file and tensor.
+ * Blocks: yes. */
+enum tl_status tl_worker_publish_files(struct tl_worker *worker, struct tl_error *ret_error) TL_MUST_USE;
+
 /* Reads the counters of the worker and its transports. */
 void tl_worker_count(struct tl_worker *worker, struct tl_worker_stats *ret_stats);
 /* Implements `describe` of tl_control_handlers. */
@@ -247,6 +269,8 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
 
 /* Ends every open operation that receives from a peer, or with `step` only those of that step. */
 void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const struct tl_error *status);
+/* Ends the members of groups that belong to the step and have not begun. Returns how many of them are sends. */
+uint64_t tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const struct tl_error *status);
 /* Forgets the sends whose memory is held only by receivers in this worker, which keep it after the worker was
  * closed. */
 void tl_ops_forget_borrows(struct tl_worker *worker);

@@ -24,11 +24,10 @@
 #include "base/text.h"
 #include "config/address.h"
 #include "server/progress/completion_queue.h"
+#include "server/transfers/subscription.h"
 #include "server/transfers/walk.h"
 #include "server/troubles.h"
 #include "server/worker_internal.h"
-#include "tensor/mapped_tensor.h"
-#include "tensor/tensor_file.h"
 
 #define ABORTED_STEPS_KEPT 1024
 
@@ -135,53 +134,11 @@ static enum tl_status create_control(struct tl_worker *worker, struct tl_error *
         .stalled_timeout_ns = settings->stalled_timeout_ns,
         .keepalive_ns = settings->keepalive_ns,
         .keepalive_timeout_ns = settings->keepalive_timeout_ns,
+        .device = settings->device,
         .handlers = &tl_worker_handlers,
         .worker = worker,
     };
     return tl_control_create(worker->loop, &options, &worker->control, ret_error);
-}
-
-/* For a card a file is read once into memory that it can read; where that fails its mapping is served, whose bytes are
- * copied each time. All others are served from the mapping. */
-static enum tl_status publish_tensor(struct tl_worker *worker, const char *path, const char *name,
-                                     struct tl_tensor *tensor, struct tl_error *ret_error)
-{
-    struct tl_transport *transport = tl_transport_needing_regions(worker);
-    struct tl_error error;
-    if (transport != NULL && tl_transport_copy(transport, tensor, &error) != TL_OK) {
-        TL_LOG_AT_WARN("a tensor is served from its file, which the data plane copies each time", TL_STR("file", path),
-                       TL_STR("tensor", name), TL_STR("reason", error.message));
-    }
-    uint64_t publication;
-    return tl_rendezvous_publish(worker->table, name, 0, tensor, &publication, ret_error);
-}
-
-/* The file of the first tensor that lies in one. */
-static enum tl_status watch_file(struct tl_worker *worker, const struct tl_tensor_list *list,
-                                 struct tl_error *ret_error)
-{
-    uint64_t offset;
-    for (size_t t = 0; t < list->count; t++) {
-        struct tl_mapped_file *file = tl_mapped_tensor_file(list->items[t].tensor, &offset);
-        if (file != NULL) return tl_troubles_watch_file(worker->troubles, file, ret_error);
-    }
-    return TL_OK;
-}
-
-static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *ret_error)
-{
-    for (size_t i = 0; worker->setup.task != NULL && i < worker->settings.publish_count; i++) {
-        const char *path = worker->settings.publish[i];
-        struct tl_tensor_list list;
-        enum tl_status status = tl_tensor_file_read(path, &list, ret_error);
-        if (status != TL_OK) return status;
-        for (size_t t = 0; status == TL_OK && t < list.count; t++)
-            status = publish_tensor(worker, path, list.items[t].name, list.items[t].tensor, ret_error);
-        if (status == TL_OK) status = watch_file(worker, &list, ret_error);
-        tl_tensor_list_fini(&list);
-        if (status != TL_OK) return status;
-    }
-    return TL_OK;
 }
 
 /* Whether a task of the cluster is on another machine, as far as the addresses tell without a look-up. */
@@ -258,10 +215,12 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
     if (status == TL_OK) status = find_self(worker, options, ret_error);
     if (status != TL_OK) return status;
     tl_log_adopt((enum tl_log_level)worker->settings.log_level, (enum tl_log_format)worker->settings.log_format);
-    status = tl_source_init(worker, ret_error);
+    status = tl_worker_open_device(worker, ret_error);
+    if (status == TL_OK) status = tl_source_init(worker, ret_error);
     if (status == TL_OK) status = tl_loop_create(&worker->loop, ret_error);
     if (status != TL_OK) return status;
     const struct tl_rendezvous_limits limits = {.waiting_receivers = worker->settings.waiting_receivers,
+                                                .subscription_ns = worker->settings.reservation_timeout_ns,
                                                 .held_bytes = worker->settings.held_bytes,
                                                 .aborted_steps = ABORTED_STEPS_KEPT};
     status = tl_rendezvous_create(&limits, &worker->table, ret_error);
@@ -273,7 +232,7 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
     if (status == TL_OK) status = tl_peers_create(worker, ret_error);
     if (status == TL_OK && worker->setup.task != NULL)
         status = tl_troubles_create(worker, &worker->troubles, ret_error);
-    if (status == TL_OK) status = publish_files(worker, ret_error);
+    if (status == TL_OK) status = tl_worker_publish_files(worker, ret_error);
     return status;
 }
 
@@ -319,9 +278,11 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
     worker->self.incarnation = tl_random_u64();
     worker->self.process_id = (uint64_t)getpid();
     worker->self.serves_probes = true;
+    worker->self.serves_subscriptions = true;
     tl_text_host_name(worker->self.host_name, sizeof(worker->self.host_name));
     worker->executor.post = post_to_executor;
     tl_list_init(&worker->members.peer_waits);
+    tl_list_init(&worker->operations.starting);
     tl_walks_init(worker);
     status = build(worker, &options, transports, transport_count, ret_error);
     if (status == TL_OK) status = start(worker, ret_error);
@@ -366,6 +327,7 @@ static void begin_stop(struct tl_worker *worker, int64_t deadline_ns)
     worker->closing.stop_deadline_ns = deadline_ns;
     tl_peers_stop(worker);
     tl_ops_fail_receives(worker, NULL, &closed);
+    tl_subscriptions_end(worker, &closed);
     tl_serving_close(&worker->serving);
     tl_control_set_health(worker->control, "", TL_HEALTH_NOT_SERVING);
     tl_transports_drain(worker, deadline_ns, stop_control, worker);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A tensor on a device that is being allocated while nobody waits: an allocation can take as long as the work of the
- * device.
+ * A tensor on a device whose memory is allocated by a thread of the device, so that the caller does not wait: an
+ * allocation can take as long as the work of the device.
  *
  * Happy path: tl_allocation_start leaves the work to a thread of the device, and `done` brings the tensor. Failure
  * modes: `done` brings the status instead. An allocation that is given up frees what it has still allocated by itself.

@@ -81,7 +81,12 @@ static void issue(struct tl_cuda_device *device, struct tl_device_copy *copy)
         return;
     }
     /* The error can be one of something earlier, and the copy run all the same. */
-    error = cuda->cudaMemcpyAsync(copy->to, copy->from, copy->len_bytes, TL_CUDA_COPY_DEFAULT, stream);
+    if (copy->from_device.kind == TL_DEVICE_HOST) {
+        error = cuda->cudaMemcpyAsync(copy->to, copy->from, copy->len_bytes, TL_CUDA_COPY_DEFAULT, stream);
+    } else { /* the only function that copies between devices what cudaMalloc has not allocated */
+        error = cuda->cudaMemcpyPeerAsync(copy->to, copy->device.index, copy->from, copy->from_device.index,
+                                          copy->len_bytes, stream);
+    }
     if (error == TL_CUDA_OK) error = cuda->cudaEventRecord(copy->finished->event, stream);
     if (error == TL_CUDA_OK) {
         tl_list_push_back(&device->copies.running[number], &copy->link);

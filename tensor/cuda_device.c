@@ -200,6 +200,7 @@ static enum tl_status set_up(struct tl_cuda_job *job, struct tl_error *ret_error
     device->cuda = &cuda;
     status = check_exists(device, ret_error);
     if (status != TL_OK) return status;
+    tl_cuda_describe(&cuda, device->device.index, &device->info);
     tl_cuda_error error = tl_cuda_adopt_thread(device);
     if (error != TL_CUDA_OK) return tl_cuda_fail(device, error, ret_error, "making the device current");
     error = cuda.cuCtxGetCurrent(&device->context);
@@ -316,6 +317,24 @@ enum tl_status tl_device_open(struct tl_device device, struct tl_error *ret_erro
 {
     struct tl_cuda_device *opened;
     return tl_cuda_device_open(device, &opened, ret_error);
+}
+
+enum tl_status tl_device_list_open(struct tl_device_info **ret_devices, size_t *ret_count, struct tl_error *ret_error)
+{
+    size_t count = 0;
+    struct tl_device_info *infos = tl_alloc_zeroed(TL_CUDA_MAX_DEVICES * sizeof(*infos));
+    if (!infos) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a list of devices");
+    for (unsigned i = 0; i < TL_CUDA_MAX_DEVICES; i++) {
+        struct tl_cuda_device *device = atomic_load_explicit(&devices[i], memory_order_acquire);
+        if (!device || !atomic_load_explicit(&device->is_open, memory_order_acquire)) continue;
+        infos[count] = device->info;
+        lock(&device->mutex);
+        infos[count++].is_lost = device->is_lost;
+        unlock(&device->mutex);
+    }
+    *ret_devices = infos;
+    *ret_count = count;
+    return TL_OK;
 }
 
 struct tl_cuda_device *tl_cuda_device_of(struct tl_device which)

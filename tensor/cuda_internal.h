@@ -18,7 +18,7 @@ struct tl_device_fence {
     struct tl_cuda_device *device;
     void *event;
     unsigned reference_count; /* under device->mutex */
-    struct tl_list link;      /* in device->fences while nobody has it */
+    struct tl_list link;      /* in device->fences while it is unused */
 };
 
 /* The thread that makes copies (cuda_copy.c). */
@@ -33,17 +33,41 @@ struct tl_cuda_copies {
     struct tl_list running[TL_CUDA_STREAMS]; /* the thread's: copies in streams, the oldest first */
 };
 
+/* Memory that other processes can map, or that was imported from one (cuda_share.c). */
+struct tl_cuda_shared {
+    uint64_t number;           /* 0: it has none, and cannot be exported */
+    unsigned long long handle; /* valid when it has a number */
+    unsigned long long address;
+    uint64_t len_bytes; /* how long the whole allocation is */
+    void *barrier;      /* memory of cudaMalloc: its free waits for all work of the device, which an unmap does not */
+    struct tl_list watches; /* struct tl_device_watch, under the device's mutex */
+};
+
+struct tl_device_memory {
+    struct tl_closure closure; /* gives it back */
+    struct tl_cuda_device *device;
+    void *data;            /* NULL: no bytes */
+    tl_release_fn release; /* gives wrapped memory back; NULL: nothing to call */
+    void *release_context;
+    struct tl_cuda_shared shared; /* address 0: it is other memory */
+};
+
 struct tl_cuda_device {
     struct tl_device device;
     char name[TL_DEVICE_TEXT_BYTES];
     char memory_thread_name[TL_DEVICE_TEXT_BYTES];
     char free_thread_name[TL_DEVICE_TEXT_BYTES];
-    const struct tl_cuda *cuda; /* set while it is opened, as the next three */
+    const struct tl_cuda *cuda; /* set while it is opened, as the next four */
+    struct tl_device_info info;
     void *context;
     void *streams[TL_CUDA_STREAMS];
     struct tl_cuda_direct direct; /* the memory thread's, as the next one (cuda_direct.c) */
     bool is_direct_loaded;
-    atomic_bool is_open;                    /* written under the mutex of opening */
+    struct tl_cuda_sharing sharing; /* the memory thread's, as the next three; the thread that frees reads it, too */
+    bool is_sharing_loaded;
+    uint64_t page_bytes;        /* for memory that other processes can map; 0: there is none, for this reason: */
+    const char *why_not_shared; /* static */
+    atomic_bool is_open;        /* written under the mutex of opening */
     struct tl_closure_thread memory_thread; /* allocates, pins and looks */
     struct tl_closure_thread free_thread;   /* frees, which can wait for all work of the device */
     struct tl_cuda_copies copies;
@@ -73,6 +97,9 @@ enum tl_status tl_cuda_fail(struct tl_cuda_device *device, tl_cuda_error error, 
 /* The error of a lost device; TL_OK: it is not. */
 enum tl_status tl_cuda_check_lost(struct tl_cuda_device *device, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Tells what the device of this number is. */
+void tl_cuda_describe(const struct tl_cuda *cuda, int index, struct tl_device_info *ret_info);
+
 /* Whether devices were opened before this process was forked: it has none of their threads. */
 bool tl_cuda_is_forked(void);
 
@@ -101,6 +128,24 @@ enum tl_status tl_cuda_run_behind_frees(struct tl_cuda_device *device, struct tl
 
 /* Takes a free fence or makes one; the device's context is current. */
 tl_cuda_error tl_cuda_fence_take(struct tl_cuda_device *device, struct tl_device_fence **ret_fence);
+
+/* Finds the functions for RDMA cards and for sharing, once. Thread: the memory thread. */
+void tl_cuda_load_more(struct tl_cuda_device *device);
+/* Asks for an attribute of the device; one that the driver does not know is 0. Thread: the memory thread. */
+bool tl_cuda_has_attribute(struct tl_cuda_device *device, int attribute);
+
+/* Whether memory of this size shall be such that other processes can map it. Thread: the memory thread. */
+bool tl_cuda_is_worth_sharing(struct tl_cuda_device *device, uint64_t size_bytes);
+/* Allocates memory that other processes can map. Errors: TL_UNIMPLEMENTED: the device has none, and why.
+ * TL_RESOURCE_EXHAUSTED: it has no more. Thread: the memory thread. */
+enum tl_status tl_cuda_shared_create(struct tl_cuda_device *device, uint64_t size_bytes,
+                                     struct tl_device_memory *memory, struct tl_error *ret_error) TL_MUST_USE;
+/* Frees it, or unmaps what was imported. Thread: the one that frees. */
+void tl_cuda_shared_destroy(struct tl_cuda_device *device, struct tl_cuda_shared *shared);
+/* Tells those that watch the memory that it is given back. Thread: any. */
+void tl_cuda_shared_tell(struct tl_device_memory *memory);
+/* The closure that frees memory of the library. */
+void tl_cuda_free_memory(struct tl_closure *closure);
 
 void tl_cuda_copies_init(struct tl_cuda_copies *copies);
 /* Starts the thread that makes copies, unless it runs. Errors: TL_RESOURCE_EXHAUSTED: no thread. */

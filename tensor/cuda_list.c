@@ -7,10 +7,9 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "tensor/cuda_load.h"
-#include "tensor/device.h"
+#include "tensor/cuda_internal.h"
 
-static void describe(const struct tl_cuda *cuda, int index, struct tl_device_info *ret_info)
+void tl_cuda_describe(const struct tl_cuda *cuda, int index, struct tl_device_info *ret_info)
 {
     int device;
     size_t memory_bytes = 0;
@@ -37,7 +36,7 @@ enum tl_status tl_device_list(struct tl_device_info **ret_devices, size_t *ret_c
     struct tl_device_info *devices = calloc((size_t)count + 1, sizeof(*devices));
     if (!devices) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a list of devices");
     for (int i = 0; i < count; i++)
-        describe(&cuda, i, &devices[i]);
+        tl_cuda_describe(&cuda, i, &devices[i]);
     *ret_devices = devices;
     *ret_count = (size_t)count;
     return TL_OK;

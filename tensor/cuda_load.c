@@ -138,3 +138,10 @@ void tl_cuda_load_direct(const struct tl_cuda *cuda, struct tl_cuda_direct *ret_
     TL_CUDA_DIRECT_FUNCTIONS(FIND)
 #undef FIND
 }
+
+void tl_cuda_load_sharing(const struct tl_cuda *cuda, struct tl_cuda_sharing *ret_sharing)
+{
+#define FIND(name, parameters, version) *(void **)&ret_sharing->name = find_entry(cuda->library, cuda, #name, version);
+    TL_CUDA_SHARING_FUNCTIONS(FIND)
+#undef FIND
+}

@@ -15,5 +15,7 @@ enum tl_status tl_cuda_load(struct tl_cuda *ret_cuda, struct tl_error *ret_error
 
 /* Finds the functions for the direct access of RDMA cards; those that this CUDA lacks are NULL. Thread: as above. */
 void tl_cuda_load_direct(const struct tl_cuda *cuda, struct tl_cuda_direct *ret_direct);
+/* The same for memory that other processes can map. */
+void tl_cuda_load_sharing(const struct tl_cuda *cuda, struct tl_cuda_sharing *ret_sharing);
 
 #endif

@@ -16,14 +16,6 @@
 #include "base/error.h"
 #include "tensor/cuda_internal.h"
 
-struct tl_device_memory {
-    struct tl_closure closure; /* gives it back */
-    struct tl_cuda_device *device;
-    void *data;            /* NULL: no bytes */
-    tl_release_fn release; /* of wrapped memory; NULL: nothing to call */
-    void *release_context;
-};
-
 static enum tl_status no_memory(struct tl_error *ret_error)
 {
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a tensor on a device");
@@ -36,36 +28,56 @@ void *tl_device_memory_data(const struct tl_device_memory *memory)
 
 /* -------------------------------------------------------------------------------------------------- own memory -- */
 
-static void free_memory(struct tl_closure *closure)
+void tl_cuda_free_memory(struct tl_closure *closure)
 {
     struct tl_device_memory *memory = TL_CONTAINER_OF(closure, struct tl_device_memory, closure);
     struct tl_cuda_device *device = memory->device;
     struct tl_error error;
-    tl_cuda_error result = memory->data ? device->cuda->cudaFree(memory->data) : TL_CUDA_OK;
-    if (result != TL_CUDA_OK) (void)tl_cuda_fail(device, result, &error, "freeing memory");
+    if (memory->shared.address != 0) {
+        tl_cuda_shared_destroy(device, &memory->shared);
+    } else {
+        tl_cuda_error result = memory->data ? device->cuda->cudaFree(memory->data) : TL_CUDA_OK;
+        if (result != TL_CUDA_OK) (void)tl_cuda_fail(device, result, &error, "freeing memory");
+    }
     free(memory);
 }
 
-static enum tl_status allocate_bytes(struct tl_cuda_device *device, uint64_t size_bytes, void **ret_data,
-                                     struct tl_error *ret_error)
+/* Allocates bytes for the memory, which has none. What cannot be shared, though it should, is other memory, unless it
+ * must be. */
+static enum tl_status allocate_bytes(struct tl_cuda_device *device, uint64_t size_bytes, bool is_shared,
+                                     struct tl_device_memory *memory, struct tl_error *ret_error)
 {
     char what[64];
-    tl_cuda_error error = device->cuda->cudaMalloc(ret_data, size_bytes);
+    if (is_shared || tl_cuda_is_worth_sharing(device, size_bytes)) {
+        enum tl_status status = tl_cuda_shared_create(device, size_bytes, memory, ret_error);
+        if (status == TL_OK || status == TL_RESOURCE_EXHAUSTED || is_shared) return status;
+    }
+    tl_cuda_error error = device->cuda->cudaMalloc(&memory->data, size_bytes);
     if (error == TL_CUDA_OK) return TL_OK;
     snprintf(what, sizeof(what), "allocating %" PRIu64 " bytes", size_bytes);
     return tl_cuda_fail(device, error, ret_error, what);
 }
 
+/* Memory of the library, without bytes; NULL: no memory. */
+static struct tl_device_memory *create(struct tl_cuda_device *device)
+{
+    struct tl_device_memory *memory = tl_alloc_zeroed(sizeof(*memory));
+    if (!memory) return NULL;
+    memory->closure.run = tl_cuda_free_memory;
+    memory->device = device;
+    return memory;
+}
+
 struct allocation {
     struct tl_cuda_job job;
     uint64_t size_bytes;
-    void *data;
+    struct tl_device_memory *memory;
 };
 
 static enum tl_status allocate(struct tl_cuda_job *job, struct tl_error *ret_error)
 {
     struct allocation *allocation = TL_CONTAINER_OF(job, struct allocation, job);
-    return allocate_bytes(job->device, allocation->size_bytes, &allocation->data, ret_error);
+    return allocate_bytes(job->device, allocation->size_bytes, false, allocation->memory, ret_error);
 }
 
 /* A job behind the frees. */
@@ -92,14 +104,14 @@ enum tl_status tl_device_memory_create(struct tl_device which, uint64_t size_byt
     struct tl_cuda_device *device;
     enum tl_status status = tl_cuda_device_open(which, &device, ret_error);
     if (status != TL_OK) return status;
-    struct tl_device_memory *memory = tl_alloc_zeroed(sizeof(*memory));
+    struct tl_device_memory *memory = create(device);
     if (!memory) return no_memory(ret_error);
+    allocation.memory = memory;
     if (size_bytes > 0) status = allocate_after_frees(device, &allocation, ret_error);
     if (status != TL_OK) {
         free(memory);
         return status;
     }
-    *memory = (struct tl_device_memory){.closure.run = free_memory, .device = device, .data = allocation.data};
     *ret_memory = memory;
     return TL_OK;
 }
@@ -120,12 +132,12 @@ static void try_request(struct tl_closure *closure)
     struct tl_device_request *request = TL_CONTAINER_OF(closure, struct tl_device_request, closure);
     struct tl_cuda_device *device = tl_cuda_device_of(request->device);
     struct tl_error error = {.code = TL_OK};
-    void *data = NULL;
-    struct tl_device_memory *memory = tl_alloc_zeroed(sizeof(*memory));
+    struct tl_device_memory *memory = create(device);
     if (!memory) {
         (void)no_memory(&error);
     } else if (request->size_bytes > 0 &&
-               allocate_bytes(device, request->size_bytes, &data, &error) == TL_RESOURCE_EXHAUSTED &&
+               allocate_bytes(device, request->size_bytes, request->is_shared, memory, &error) ==
+                   TL_RESOURCE_EXHAUSTED &&
                !request->is_tried) {
         free(memory);
         request->is_tried = true;
@@ -133,9 +145,7 @@ static void try_request(struct tl_closure *closure)
         tl_closure_thread_post(&device->free_thread, closure);
         return;
     }
-    if (error.code == TL_OK) {
-        *memory = (struct tl_device_memory){.closure.run = free_memory, .device = device, .data = data};
-    } else {
+    if (error.code != TL_OK) {
         free(memory);
         memory = NULL;
     }
@@ -230,7 +240,8 @@ enum tl_status tl_device_memory_wrap(struct tl_device which, void *data, uint64_
 void tl_device_memory_destroy(struct tl_device_memory *memory)
 {
     if (!memory || tl_cuda_is_forked()) return; /* the process that it was forked from has it */
-    if (memory->closure.run == free_memory) {
+    if (memory->closure.run == tl_cuda_free_memory) {
+        tl_cuda_shared_tell(memory);
         tl_closure_thread_post(&memory->device->free_thread, &memory->closure);
     } else if (memory->release) {
         tl_closure_thread_post(&release_thread, &memory->closure);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The delivery of a value to a receiver in the same worker, where a device is involved, while nobody waits.
+ * The delivery of a value to a receiver in the same worker, where a device is involved. No thread waits for it.
  *
  * Happy path: tl_delivery_start waits for the fence of the value; then it allocates a new tensor, unless there is a
  * destination or the value lies where it is wanted; then it copies; `done` brings the tensor. Failure modes: `done`
@@ -21,7 +21,7 @@ struct tl_delivery;
 
 struct tl_delivery_options {
     struct tl_tensor *value;       /* the delivery takes a reference of its own, as of the destination */
-    struct tl_tensor *destination; /* of the same dtype and shape; no fence is waited for. NULL: none is given */
+    struct tl_tensor *destination; /* has the same dtype and shape; its fence is not waited for. NULL: none */
     struct tl_device device;       /* without a destination: where the tensor is wanted; open */
     void (*post)(void *loop, struct tl_closure *closure); /* posts a closure from any thread */
     void *loop;

@@ -45,6 +45,7 @@ struct tl_device_info {
     char name[128];        /* "NVIDIA H100 80GB HBM3"; empty: unknown, as the next two */
     char pci_address[24];  /* "0000:3b:00.0" */
     uint64_t memory_bytes; /* 0: unknown */
+    bool is_lost;          /* it was opened, and is lost */
 };
 
 /* Lists the devices that CUDA shows to this process. None of them is opened, but CUDA is loaded.
@@ -52,6 +53,12 @@ struct tl_device_info {
  * no CUDA itself, because an error of CUDA stays at the thread. Blocks: yes. */
 enum tl_status tl_device_list(struct tl_device_info **ret_devices, size_t *ret_count,
                               struct tl_error *ret_error) TL_MUST_USE;
+
+/* Lists the devices that this process has opened, as they were found then. Calls nothing of CUDA.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory. Ownership: the caller frees the list with free(). Thread: any, also one
+ * that drives a loop. */
+enum tl_status tl_device_list_open(struct tl_device_info **ret_devices, size_t *ret_count,
+                                   struct tl_error *ret_error) TL_MUST_USE;
 
 /* ------------------------------------------------------------------------------------------------------ memory -- */
 
@@ -63,10 +70,11 @@ struct tl_device_memory;
 enum tl_status tl_device_memory_create(struct tl_device device, uint64_t size_bytes,
                                        struct tl_device_memory **ret_memory, struct tl_error *ret_error) TL_MUST_USE;
 
-/* An allocation that nobody waits for, embedded in what it is part of. */
+/* An allocation that no thread waits for, embedded in what it is part of. */
 struct tl_device_request {
     struct tl_device device; /* open */
     uint64_t size_bytes;     /* may be 0 */
+    bool is_shared;          /* it must be memory that other processes can map, with at least one byte */
     /* The memory is there, which is the callee's, or NULL and a status that says why not. Thread: the device's; it must
      * not wait. */
     void (*done)(struct tl_device_request *request, struct tl_device_memory *memory, const struct tl_error *status);
@@ -119,6 +127,8 @@ struct tl_device_copy {
     const void *from;                       /* the same */
     uint64_t len_bytes;                     /* 0: nothing is copied; it only waits for the fences */
     bool is_to_host;                        /* `to` is pinned memory */
+    struct tl_device from_device;           /* where `from` lies, if that is another device than `device`, on which `to`
+                                               lies then; else the host */
     const struct tl_device_fence *after[2]; /* both must be reached before a byte is read or written; may be NULL */
     /* The copy is over, and neither side is touched any more. With TL_OK the bytes are visible to everything that
      * begins afterwards. Thread: the device's; it must not wait, nor call functions of this header that do. */
@@ -130,6 +140,57 @@ struct tl_device_copy {
 /* Starts a copy; done follows exactly once, whatever happens. Copies that wait for fences do not hold up others.
  * Thread: any, also one that drives a loop. */
 void tl_device_copy_start(struct tl_device_copy *copy);
+
+/* ----------------------------------------------------------------------------------------------------- sharing -- */
+
+/* Other processes of this host can map memory that tl_device_memory_create or tl_device_memory_request has allocated,
+ * if CUDA can do that on this device and rounding the size up to whole pages of the device costs at most an eighth of
+ * it; and, with is_shared, whatever that costs. Each such allocation has a number, unique in this process and at
+ * least 1. */
+
+/* Returns the number; 0: no other process can map this memory. *ret_len_bytes is the length of the whole allocation. */
+uint64_t tl_device_memory_number(const struct tl_device_memory *memory, uint64_t *ret_len_bytes);
+
+/* An export of memory that has a number, embedded in what it is part of. */
+struct tl_device_export {
+    struct tl_device_memory *memory; /* the caller keeps it until `done` */
+    /* The file descriptor, which the callee closes, or -1 and a status that says why not. Thread: the device's; it must
+     * not wait. */
+    void (*done)(struct tl_device_export *exporting, int file, const struct tl_error *status);
+    struct tl_closure closure; /* the device's, from here on */
+};
+
+/* Starts an export; done follows exactly once, and never in this call. Thread: any, also one that drives a loop. */
+void tl_device_export_start(struct tl_device_export *exporting);
+
+/* An import of memory that another process has exported, embedded in what it is part of. */
+struct tl_device_import {
+    struct tl_device device; /* that reads the memory; open */
+    int file;                /* taken over. It may be anything: what is no such memory is refused */
+    uint64_t len_bytes;      /* how long the whole allocation is */
+    /* The memory, which the callee gives back when no copy reads it any more; or NULL and a status that says why not.
+     * Copies may read it, whatever becomes of the process that has exported it. Thread: the device's; it must not wait.
+     */
+    void (*done)(struct tl_device_import *importing, struct tl_device_memory *memory, const struct tl_error *status);
+    struct tl_closure closure; /* the device's, from here on */
+};
+
+/* Starts an import; done follows exactly once, and never in this call. Thread: any, also one that drives a loop. */
+void tl_device_import_start(struct tl_device_import *importing);
+
+/* A wait for the moment when memory that has a number is given back, embedded in what it is for. */
+struct tl_device_watch {
+    /* The memory is given back, and is freed afterwards. Thread: that of tl_device_memory_destroy; it must neither wait
+     * nor call a function of this header. */
+    void (*freed)(struct tl_device_watch *watch);
+    struct tl_device device; /* the device's, like the next one */
+    struct tl_list link;
+};
+
+/* Begins to watch: freed is called once, unless the watch ends before. Thread: any, also one that drives a loop. */
+void tl_device_watch_start(struct tl_device_watch *watch, struct tl_device_memory *memory);
+/* Ends the watch: freed is over or will not be called. Thread: as above. */
+void tl_device_watch_end(struct tl_device_watch *watch);
 
 /* ----------------------------------------------------------------------------------------------- direct access -- */
 
@@ -150,6 +211,36 @@ enum tl_status tl_device_find_allocation(struct tl_device device, const void *da
                                          struct tl_device_allocation *ret_allocation,
                                          struct tl_error *ret_error) TL_MUST_USE;
 
+/* Says whether what an RDMA card writes into memory of the device is visible, without a flush, to all that CUDA begins
+ * there after the card has completed the write.
+ * Errors: as above; TL_UNIMPLEMENTED: it is not, or this CUDA cannot tell. Blocks: yes. */
+enum tl_status tl_device_check_write_order(struct tl_device device, struct tl_error *ret_error) TL_MUST_USE;
+
+/* ----------------------------------------------------------------------------------------------------- pinning -- */
+
+/* Pins memory of the caller, so that copies of every device may use it. Other processes may have mapped it too. Opens
+ * the device, whose threads call CUDA for it.
+ * Errors: as above; TL_RESOURCE_EXHAUSTED: so much memory cannot be pinned. TL_INTERNAL: CUDA failed otherwise, because
+ * a part of the memory is pinned already, for instance. Ownership: the memory must stay mapped until tl_device_unpin is
+ * done. Blocks: yes. */
+enum tl_status tl_device_pin(struct tl_device device, void *address, uint64_t len_bytes,
+                             struct tl_error *ret_error) TL_MUST_USE;
+
+/* The end of that, embedded in what the memory is part of. */
+struct tl_device_unpin {
+    struct tl_device device; /* as in tl_device_pin, as the next one */
+    void *address;
+    /* With TL_OK the memory may be unmapped. Otherwise CUDA still takes it for pinned, and would do so with what is
+     * mapped there later: it must stay mapped. Thread: the device's, or in a process that was forked the caller's; it
+     * must not wait. */
+    void (*done)(struct tl_device_unpin *unpin, const struct tl_error *status);
+    struct tl_closure closure; /* the device's, from here on */
+};
+
+/* Starts to unpin memory that no copy uses any more; done follows exactly once. In a process that was forked nothing is
+ * pinned, and done is called at once. Thread: any, also one that drives a loop. */
+void tl_device_unpin(struct tl_device_unpin *unpin);
+
 /* -------------------------------------------------------------------------------------------------------- loss -- */
 
 /* Counts the devices that are lost. With any, it writes what has become of the first: "gpu:0 is lost: a copy failed:
@@ -161,22 +252,23 @@ unsigned tl_device_count_lost(char ret_reason[TL_DEVICE_LOST_BYTES]);
 /* ----------------------------------------------------------------------------------------------------- staging -- */
 
 /* Pinned memory for copies from and to the host: a device has TL_STAGING_BLOCKS of them, allocated when they are first
- * wanted. Who has a block gives it back when the copy is over, so that others wait for nothing but the device. */
+ * wanted. A caller gives its block back when the copy is over, so that others wait for nothing but the
+ * device. */
 #define TL_STAGING_BLOCK_BYTES (UINT64_C(2) << 20)
 #define TL_STAGING_BLOCKS 8
 /* So many blocks may be kept for longer: until a loop runs, for instance, or gRPC has sent what they hold. */
 #define TL_STAGING_KEPT_BLOCKS (TL_STAGING_BLOCKS / 2)
 
-/* Takes one block, behind those that asked before, and a second one if it is free and nobody waits for it, so that no
- * taker waits for another that holds one. Opens the device. Errors: as above; TL_RESOURCE_EXHAUSTED: no memory can be
- * pinned. Blocks: until a block is free. */
+/* Takes one block, behind those that asked before, and a second one if it is free and no caller waits for it, so that
+ * no taker waits for another that holds one. Opens the device. Errors: as above; TL_RESOURCE_EXHAUSTED: no memory can
+ * be pinned. Blocks: until a block is free. */
 enum tl_status tl_device_staging_take(struct tl_device device, void *ret_blocks[2], unsigned *ret_count,
                                       struct tl_error *ret_error) TL_MUST_USE;
 
 /* Gives the blocks back; no copy may use them any more. Thread: any, also one that drives a loop. */
 void tl_device_staging_give(struct tl_device device, void *const blocks[2], unsigned count);
 
-/* Somebody who waits for a block, embedded in what the block is for. */
+/* A wait for a block, embedded in what the block is for. */
 struct tl_staging_wait {
     struct tl_device device; /* open */
     /* Gives the block, or says why there will be none; once. Thread: any, and the caller's own during the request; it
@@ -185,16 +277,16 @@ struct tl_staging_wait {
     struct tl_list link; /* initialised by the caller; the device's from the request on */
 };
 
-/* Asks for a block; who asks first gets one first. Thread: any, also one that drives a loop. */
+/* Asks for a block; blocks are given in the order of the requests. Thread: any, also one that drives a loop. */
 void tl_device_staging_request(struct tl_staging_wait *wait);
 /* Takes a request back. False: ready was called, is just being called, or will be, since the request was not made yet.
  * Thread: any. */
 bool tl_device_staging_cancel(struct tl_staging_wait *wait) TL_MUST_USE;
-/* Takes a block if one is free at once and nobody waits; else NULL. Thread: any, also one that drives a loop. */
+/* Takes a block if one is free and no request waits; else NULL. Thread: any, also one that drives a loop. */
 void *tl_device_staging_try(struct tl_device device);
 /* Asks to keep a block that was taken. False: TL_STAGING_KEPT_BLOCKS are kept. Thread: any. */
 bool tl_device_staging_keep(struct tl_device device) TL_MUST_USE;
-/* Gives back, in `ready`, the block that it has brought; who waits next gets it. Thread: that of `ready`. */
+/* Gives back, in `ready`, the block that it has brought; the next request gets it. Thread: that of `ready`. */
 void tl_device_staging_decline(struct tl_staging_wait *wait, void *block);
 /* Gives a block back, which may have been kept; no copy may use it any more. Thread: any, also one that drives a loop.
  */

@@ -13,6 +13,7 @@
 #include "tensor/transfer.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <xxhash.h>
@@ -27,12 +28,20 @@ void tl_fetch_init(struct tl_fetch *fetch, const struct tl_fetch_ops *ops)
     tl_list_init(&fetch->transport_link);
 }
 
+const struct tl_meta_data *tl_fetch_meta_data(const struct tl_fetch *fetch)
+{
+    static const struct tl_meta_data none = {.dtype = TL_DTYPE_INVALID};
+    if (fetch->destination) return tl_tensor_meta_data(fetch->destination);
+    return fetch->unplaced ? fetch->unplaced : &none;
+}
+
 /* Forgets what has arrived, keeps nothing. */
 static void drop_progress(struct tl_fetch *fetch)
 {
     tl_tensor_put(fetch->destination);
     fetch->destination = NULL;
-    tl_meta_data_clear(&fetch->meta_data);
+    free(fetch->unplaced);
+    fetch->unplaced = NULL;
     fetch->publication = 0;
     fetch->offer_step = 0;
     fetch->received_bytes = 0;
@@ -55,7 +64,7 @@ static enum tl_status check_resume(const struct tl_fetch *fetch, const struct tl
                                    uint64_t publication, uint64_t offset, struct tl_error *ret_error)
 {
     if (fetch->destination && publication == fetch->publication && offset == fetch->received_bytes &&
-        tl_meta_data_is_equal(meta_data, &fetch->meta_data))
+        tl_meta_data_is_equal(meta_data, tl_fetch_meta_data(fetch)))
         return TL_OK;
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                         "tensor '%s': the peer continues value %" PRIx64 " at byte %" PRIu64 ", but %" PRIu64
@@ -73,6 +82,16 @@ static enum tl_status start_hash(struct tl_fetch *fetch, struct tl_error *ret_er
     return TL_OK;
 }
 
+/* Remembers the meta-data of a value until its destination is there. */
+static enum tl_status remember(struct tl_fetch *fetch, const struct tl_meta_data *meta_data, struct tl_error *ret_error)
+{
+    if (!fetch->unplaced) fetch->unplaced = malloc(sizeof(*fetch->unplaced));
+    if (!fetch->unplaced)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "tensor '%s': no memory for its meta-data", fetch->key);
+    if (meta_data != fetch->unplaced) tl_meta_data_copy(fetch->unplaced, meta_data);
+    return TL_OK;
+}
+
 /* Asks for a destination, which may come later. */
 static enum tl_status ask_for_place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                                     struct tl_error *ret_error)
@@ -80,23 +99,26 @@ static enum tl_status ask_for_place(struct tl_fetch *fetch, const struct tl_meta
     struct tl_tensor *destination = NULL;
     enum tl_status status = fetch->ops->place(fetch, meta_data, &destination, ret_error);
     if (status != TL_OK) return status;
-    TL_CHECK(destination ? tl_tensor_size_bytes(destination) == meta_data->size_bytes : fetch->placed != NULL);
+    bool may_wait = fetch->placed != NULL || fetch->allocator != NULL;
+    TL_CHECK(destination ? tl_tensor_size_bytes(destination) == meta_data->size_bytes : may_wait);
+    if (!destination) return remember(fetch, meta_data, ret_error);
     fetch->destination = destination;
-    if (meta_data != &fetch->meta_data) tl_meta_data_copy(&fetch->meta_data, meta_data);
+    free(fetch->unplaced);
+    fetch->unplaced = NULL;
     return TL_OK;
 }
 
 enum tl_status tl_fetch_place(struct tl_fetch *fetch, struct tl_error *ret_error)
 {
-    TL_CHECK(!fetch->destination);
-    return ask_for_place(fetch, &fetch->meta_data, ret_error);
+    TL_CHECK(!fetch->destination && fetch->unplaced);
+    return ask_for_place(fetch, fetch->unplaced, ret_error);
 }
 
 /* Starts a value at its first byte, in the destination that is there when it fits. */
 static enum tl_status start_value(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                                   struct tl_error *ret_error)
 {
-    if (fetch->destination && tl_meta_data_is_equal(meta_data, &fetch->meta_data)) {
+    if (fetch->destination && tl_meta_data_is_equal(meta_data, tl_fetch_meta_data(fetch))) {
         fetch->received_bytes = 0;
         return TL_OK;
     }
@@ -109,10 +131,9 @@ enum tl_status tl_fetch_start(struct tl_fetch *fetch, const struct tl_meta_data 
 {
     enum tl_status status = start_hash(fetch, ret_error);
     if (status == TL_OK) status = start_value(fetch, meta_data, ret_error);
-    if (status != TL_OK) return status;
-    fetch->publication = publication;
-    fetch->offer_step = offer_step;
-    return TL_OK;
+    fetch->offer_step = offer_step; /* also of a value that cannot be received */
+    if (status == TL_OK) fetch->publication = publication;
+    return status;
 }
 
 enum tl_status tl_fetch_begin(struct tl_fetch *fetch, const struct tl_meta_data *meta_data, uint64_t publication,
@@ -137,12 +158,13 @@ enum tl_status tl_fetch_begin(struct tl_fetch *fetch, const struct tl_meta_data 
 
 enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error)
 {
-    uint64_t left_bytes = fetch->meta_data.size_bytes - fetch->received_bytes;
+    uint64_t size_bytes = tl_fetch_meta_data(fetch)->size_bytes;
+    uint64_t left_bytes = size_bytes - fetch->received_bytes;
     if (!fetch->destination || len_bytes > left_bytes)
         return tl_error_set(ret_error, TL_OUT_OF_RANGE,
                             "tensor '%s': the peer sends %" PRIu64 " bytes where %" PRIu64 " of %" PRIu64
                             " announced bytes are left",
-                            fetch->key, len_bytes, left_bytes, fetch->meta_data.size_bytes);
+                            fetch->key, len_bytes, left_bytes, size_bytes);
     unsigned char *data = tl_tensor_data(fetch->destination);
     *ret_address = data ? data + fetch->received_bytes : NULL;
     return TL_OK;
@@ -150,9 +172,9 @@ enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **
 
 void tl_fetch_advance(struct tl_fetch *fetch, uint64_t len_bytes)
 {
-    TL_CHECK(fetch->destination && len_bytes <= fetch->meta_data.size_bytes - fetch->received_bytes);
+    TL_CHECK(fetch->destination && len_bytes <= tl_tensor_size_bytes(fetch->destination) - fetch->received_bytes);
     if (len_bytes == 0) return;
-    if (fetch->hash_state) {
+    if (fetch->hash_state && !tl_tensor_is_on_device(fetch->destination)) {
         const unsigned char *data = tl_tensor_data(fetch->destination);
         TL_CHECK(XXH3_64bits_update(fetch->hash_state, data + fetch->received_bytes, len_bytes) == XXH_OK);
     }
@@ -173,14 +195,13 @@ void tl_fetch_take(struct tl_fetch *fetch, struct tl_tensor *tensor, uint64_t of
 {
     drop_progress(fetch);
     fetch->destination = tensor;
-    fetch->meta_data = *tl_tensor_meta_data(tensor);
     fetch->offer_step = offer_step;
-    fetch->received_bytes = fetch->meta_data.size_bytes;
+    fetch->received_bytes = tl_tensor_size_bytes(tensor);
 }
 
 bool tl_fetch_is_complete(const struct tl_fetch *fetch)
 {
-    return fetch->destination && fetch->received_bytes == fetch->meta_data.size_bytes;
+    return fetch->destination && fetch->received_bytes == tl_tensor_size_bytes(fetch->destination);
 }
 
 static enum tl_status verify_checksum(struct tl_fetch *fetch, bool has_checksum, uint64_t checksum,
@@ -215,7 +236,7 @@ enum tl_status tl_fetch_verify(struct tl_fetch *fetch, bool has_checksum, uint64
 
 const char *tl_path_name(enum tl_path path)
 {
-    static const char *const names[] = {"none",   "self",   "grpc",       "serialized", "zero-copy",
-                                        "bounce", "mapped", "gpu-direct", "gpu-proxy",  "gpu-ipc"};
+    static const char *const names[] = {"none",   "self",       "grpc",      "serialized", "zero-copy", "bounce",
+                                        "mapped", "gpu-direct", "gpu-proxy", "gpu-ipc",    "inline"};
     return (size_t)path < TL_ARRAY_COUNT(names) ? names[path] : "none";
 }

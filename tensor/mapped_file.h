@@ -55,8 +55,8 @@ int tl_mapped_file_fd(const struct tl_mapped_file *file);
 /* A number that no other mapped file of this process has, or ever had; not 0. */
 uint64_t tl_mapped_file_id(const struct tl_mapped_file *file);
 /* Whether a read of the bytes may have to wait for a file system: they lie in a file that this process has mapped
- * through this module, and not all of their pages are in memory; or the file belongs to another user, to whom alone the
- * kernel tells which are. Thread: any. */
+ * through this module, and not all of their pages are in memory; or the file belongs to another user, and the kernel
+ * tells only that user which pages are. Thread: any. */
 bool tl_mapped_file_may_wait(const void *data, uint64_t len_bytes);
 /* As it was when it was mapped. */
 void tl_mapped_file_get_stamp(const struct tl_mapped_file *file, struct tl_file_stamp *ret_stamp);

@@ -177,9 +177,10 @@ const char *tl_output_file_path(const struct tl_output_file *file)
     return file->path;
 }
 
-/* Gives the file the owner, group and permissions of the one that it replaces. Who may not change the owner keeps the
- * permissions; who may not change the group gives its own group none. File systems without permissions (vfat, some of
- * FUSE) refuse to set them: then those that the file has are good enough unless they grant more. Returns an errno. */
+/* Gives the file the owner, group and permissions of the one that it replaces. Without the right to change the owner
+ * the permissions stay; without the right to change the group, its own group gets none. File systems without
+ * permissions (vfat, some of FUSE) refuse to set them: then those that the file has are good enough unless they grant
+ * more. Returns an errno. */
 static int take_over_mode(const struct tl_output_file *file, int fd)
 {
     struct stat info;

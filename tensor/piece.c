@@ -6,6 +6,7 @@
  *   writing:  FENCED --fence reached--> WAITING --block--> FILLING --tl_piece_copy--> COPYING --copied--> RESTING
  *                                          ^ \--blocks are free--> HINTED --one still is--> FILLING
  *                                           \------------------------/ none is
+ *   with memory of the caller, both ways:  FENCED --fence reached--> COPYING --copied--> RESTING
  *   any state --failed--> RESTING
  *
  * The loop may take long to run, or not run at all for a while. So what waits for it keeps few blocks: bytes that were
@@ -13,9 +14,9 @@
  * a block is free. A piece that was written has none.
  *
  * What a piece waits for ends on other threads. These change the state and post the closure, which calls notify, under
- * the mutex of the piece; whoever puts the piece marks it as given up under the same mutex. So either the closure was
- * posted before, and frees the piece when it runs, or nothing will be posted any more, and the thread on which the
- * waiting ends frees it.
+ * the mutex of the piece; tl_piece_put marks it as given up under the same mutex. So either the closure was posted
+ * before, and frees the piece when it runs, or nothing will be posted any more, and the thread on which the waiting
+ * ends frees it.
  */
 #include "tensor/piece.h"
 
@@ -83,6 +84,7 @@ static void destroy(struct tl_piece *piece)
     give_block(piece);
     tl_device_fence_put(piece->options.after);
     tl_tensor_put(piece->options.tensor);
+    tl_tensor_put(piece->options.host);
     tl_error_drop(piece->failure);
     TL_CHECK(pthread_mutex_destroy(&piece->mutex) == 0);
     free(piece);
@@ -154,6 +156,15 @@ static enum tl_status leave_bytes(struct tl_piece *piece, struct tl_error *ret_e
     return TL_OK;
 }
 
+/* Gives back what the copy is between. */
+static void let_go(struct tl_piece *piece)
+{
+    struct tl_tensor *tensor = piece->options.tensor, *host = piece->options.host;
+    piece->options.tensor = piece->options.host = NULL;
+    tl_tensor_put(tensor);
+    tl_tensor_put(host);
+}
+
 /* The copy is over. Thread: the device's. */
 static void copied(struct tl_device_copy *copy, const struct tl_error *status)
 {
@@ -162,20 +173,21 @@ static void copied(struct tl_device_copy *copy, const struct tl_error *status)
     tl_error_copy(&error, status);
     if (piece->is_writing) {
         give_block(piece);
-    } else if (status->code == TL_OK && leave_bytes(piece, &error) == TL_OK) {
+    } else if (status->code == TL_OK && piece->block && leave_bytes(piece, &error) == TL_OK) {
         error.code = TL_OK;
     }
-    tl_tensor_put(piece->options.tensor);
-    piece->options.tensor = NULL;
+    let_go(piece);
     arrive(piece, RESTING, &error);
 }
 
 static void start_copy(struct tl_piece *piece)
 {
-    unsigned char *data = tl_tensor_data(piece->options.tensor);
-    void *bytes = data ? data + piece->options.offset_bytes : NULL;
-    piece->copy.to = piece->is_writing ? bytes : piece->block;
-    piece->copy.from = piece->is_writing ? piece->block : bytes;
+    const struct tl_piece_options *options = &piece->options;
+    void *bytes = (unsigned char *)tl_tensor_data(options->tensor) + options->offset_bytes;
+    void *pinned = piece->block;
+    if (options->host) pinned = (unsigned char *)tl_tensor_data(options->host) + options->host_offset_bytes;
+    piece->copy.to = piece->is_writing ? bytes : pinned;
+    piece->copy.from = piece->is_writing ? pinned : bytes;
     piece->copy.len_bytes = piece->options.len_bytes;
     piece->copy.is_to_host = !piece->is_writing;
     piece->copy.after[0] = NULL;
@@ -203,25 +215,36 @@ static void block_came(struct tl_staging_wait *wait, void *block, const struct t
     }
 }
 
+/* Nothing comes before the block, or the copy, any more. */
+static void ask_or_copy(struct tl_piece *piece)
+{
+    if (piece->options.host) {
+        start_copy(piece);
+    } else {
+        tl_device_staging_request(&piece->wait);
+    }
+}
+
 /* The fence is reached. Thread: the device's. */
 static void fence_reached(struct tl_device_copy *copy, const struct tl_error *status)
 {
     struct tl_piece *piece = TL_CONTAINER_OF(copy, struct tl_piece, copy);
     if (status->code != TL_OK || piece->options.len_bytes == 0) {
         arrive(piece, RESTING, status);
-    } else if (set_state(piece, WAITING)) {
-        tl_device_staging_request(&piece->wait);
+    } else if (set_state(piece, piece->options.host ? COPYING : WAITING)) {
+        ask_or_copy(piece);
     }
 }
 
 static struct tl_piece *create(const struct tl_piece_options *options, bool is_writing)
 {
-    TL_CHECK(options->len_bytes <= TL_STAGING_BLOCK_BYTES);
+    TL_CHECK(options->host || options->len_bytes <= TL_STAGING_BLOCK_BYTES);
     struct tl_piece *piece = tl_alloc_zeroed(sizeof(*piece));
     if (!piece) return NULL;
     TL_CHECK(pthread_mutex_init(&piece->mutex, NULL) == 0);
     piece->options = *options;
     piece->options.tensor = tl_tensor_get(options->tensor);
+    piece->options.host = options->host ? tl_tensor_get(options->host) : NULL;
     piece->options.after = tl_device_fence_get(options->after);
     piece->is_writing = is_writing;
     piece->closure.run = deliver;
@@ -249,8 +272,8 @@ struct tl_piece *tl_piece_read(const struct tl_piece_options *options)
     if (options->after || options->len_bytes == 0) {
         wait_for_fence(piece);
     } else {
-        piece->state = WAITING;
-        tl_device_staging_request(&piece->wait);
+        piece->state = options->host ? COPYING : WAITING;
+        ask_or_copy(piece);
     }
     return piece;
 }
@@ -261,6 +284,11 @@ struct tl_piece *tl_piece_write(const struct tl_piece_options *options)
     if (!piece) return NULL;
     if (options->after || options->len_bytes == 0) {
         wait_for_fence(piece);
+        return piece;
+    }
+    if (options->host) {
+        piece->state = COPYING;
+        start_copy(piece);
         return piece;
     }
     piece->block = tl_device_staging_try(piece->copy.device);
@@ -297,7 +325,7 @@ bool tl_piece_is_copied(const struct tl_piece *piece)
 /* Gives the piece up. Returns false, and does nothing, when its copy must be waited for. */
 static bool give_up(struct tl_piece *piece, bool is_copy_left)
 {
-    struct tl_tensor *tensor = NULL;
+    struct tl_tensor *tensor = NULL, *host = NULL;
     lock(piece);
     bool is_copying = piece->state == COPYING || (piece->state == RESTING && piece->is_posted);
     if (is_copying && !is_copy_left) {
@@ -310,10 +338,12 @@ static bool give_up(struct tl_piece *piece, bool is_copy_left)
     if (piece->state == FENCED) {
         /* The fence may be reached in an hour; until then the tensor must not be kept. */
         tensor = piece->options.tensor;
-        piece->options.tensor = NULL;
+        host = piece->options.host;
+        piece->options.tensor = piece->options.host = NULL;
     }
     unlock(piece);
     tl_tensor_put(tensor);
+    tl_tensor_put(host);
     if (is_over) destroy(piece);
     return true;
 }

@@ -37,7 +37,7 @@ struct tl_tensor {
     uint64_t capacity_bytes;
     bool is_read_only;
     struct tl_device device;
-    tl_stream stream;                       /* of a tensor on a device */
+    tl_stream stream;                       /* orders what is done with a tensor on a device */
     struct tl_device_memory *device_memory; /* that the bytes lie in; NULL: on the host, or an alias */
     struct tl_device_fence *fence;          /* to be reached before the bytes are touched; NULL: none */
     struct tl_tensor *base;                 /* whose memory an alias shows, with a reference; NULL: no alias */
@@ -468,6 +468,13 @@ void tl_tensor_set_stream(struct tl_tensor *tensor, tl_stream stream)
 bool tl_tensor_is_on_device(const struct tl_tensor *tensor)
 {
     return tensor->device.kind != TL_DEVICE_HOST;
+}
+
+struct tl_device_memory *tl_tensor_device_memory(const struct tl_tensor *tensor)
+{
+    while (tensor->base)
+        tensor = tensor->base;
+    return tensor->device_memory;
 }
 
 void tl_tensor_set_fence(struct tl_tensor *tensor, struct tl_device_fence *fence)

@@ -43,6 +43,10 @@ enum tl_status tl_tensor_create_in(struct tl_device device, const struct tl_meta
                                    struct tl_device_memory *memory, struct tl_tensor **ret_tensor,
                                    struct tl_error *ret_error) TL_MUST_USE;
 
+/* The memory of a device that the tensor lies in, valid as long as the caller's reference; NULL: it lies on the host.
+ */
+struct tl_device_memory *tl_tensor_device_memory(const struct tl_tensor *tensor);
+
 /* Checks the serialized form of a string tensor that came from outside: the lengths add up to the bytes.
  * Errors: TL_DATA_LOSS: they do not. TL_OK for every other dtype. */
 enum tl_status tl_tensor_check_strings(const struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;

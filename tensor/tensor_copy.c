@@ -7,9 +7,9 @@
  * the calling thread copies from or to another. Between devices a tensor is one piece, which needs no block. Each piece
  * begins when the fences of both tensors are reached, so that the streams of the caller wait for nothing.
  *
- * A copy that nobody waits for is made by a thread of the library, which stands for the calling one. It posts the
- * closure that calls `done` under the mutex of the copy, and the closure takes that mutex first: so whoever is told
- * that the copy is over may end the loop.
+ * A copy that no caller waits for is made by a thread of the library, which stands for the calling one. It posts the
+ * closure that calls `done` under the mutex of the copy, and the closure takes that mutex first: so `done` may end the
+ * loop.
  */
 #include <pthread.h>
 #include <string.h>
@@ -36,7 +36,8 @@ struct piece {
 struct transfer {
     const struct tl_tensor *to;
     const struct tl_tensor *from;
-    struct tl_device device; /* makes the copies */
+    struct tl_device device;      /* makes the copies */
+    struct tl_device from_device; /* where the source lies, if that is another device; else the host */
     uint64_t size_bytes;
     uint64_t piece_bytes;
     bool is_from_host;
@@ -75,6 +76,7 @@ static void start_piece(struct piece *piece, void *to, const void *from, uint64_
                                           .from = from,
                                           .len_bytes = len_bytes,
                                           .is_to_host = transfer->is_to_host,
+                                          .from_device = transfer->from_device,
                                           .after = {transfer->after[0], transfer->after[1]},
                                           .done = piece_done};
     piece->is_begun = true;
@@ -197,6 +199,8 @@ static void init_transfer(struct transfer *transfer, const struct tl_tensor *to,
     transfer->is_from_host = tl_tensor_device(from).kind == TL_DEVICE_HOST;
     transfer->is_to_host = tl_tensor_device(to).kind == TL_DEVICE_HOST;
     transfer->device = tl_tensor_device(transfer->is_to_host ? from : to);
+    if (tl_tensor_device(from).index != transfer->device.index && !transfer->is_from_host)
+        transfer->from_device = tl_tensor_device(from);
 }
 
 static enum tl_status copy_with_device(const struct tl_tensor *to, const struct tl_tensor *from,
@@ -251,7 +255,7 @@ enum tl_status tl_tensor_copy(struct tl_tensor *to, const struct tl_tensor *from
 
 /* --------------------------------------------------------------------------------------- copies without waiting -- */
 
-/* Makes the copies that nobody waits for. It is started with the first one and lives as long as the process. */
+/* Makes the copies that no caller waits for. It is started with the first one and lives as long as the process. */
 static struct tl_closure_thread copy_thread;
 static pthread_once_t copy_thread_once = PTHREAD_ONCE_INIT;
 

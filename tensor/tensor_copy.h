@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Copies of whole tensors, from or to devices, while nobody waits. They run one after the other on a thread of the
- * library, which makes what tl_tensor_copy makes. What the streams of both tensors hold is not waited for.
+ * Copies of whole tensors, from or to devices, that no caller waits for. They run one after the other on a thread of
+ * the library, which makes what tl_tensor_copy makes. What the streams of both tensors hold is not waited for.
  */
 #ifndef TENSOR_TENSOR_COPY_H
 #define TENSOR_TENSOR_COPY_H

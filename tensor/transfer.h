@@ -44,9 +44,10 @@ struct tl_identity {
     struct tl_share_client client; /* the client that is charged for what it holds */
     uint8_t host[TL_HOST_BYTES];   /* equal for workers on one host between two starts of it; zeros: not known */
     char host_name[TL_HOST_NAME_BYTES];
-    uint64_t process_id;     /* 0: unknown */
-    bool serves_probes;      /* it answers the requests of probes (server/probe_values.h) */
-    uint64_t cluster_digest; /* of the tasks and addresses that it is configured with; 0: unknown */
+    uint64_t process_id; /* 0: unknown */
+    bool serves_probes;  /* it answers the requests of probes (server/probe_values.h) */
+    bool serves_subscriptions;
+    uint64_t cluster_digest; /* covers the tasks and addresses that it is configured with; 0: unknown */
 };
 
 static inline bool tl_identity_has_host(const struct tl_identity *identity)
@@ -90,21 +91,24 @@ struct tl_fetch;
 
 /* The memory that a transport prefers for destinations that it may choose. */
 struct tl_allocator {
-    /* Creates a tensor of this meta-data with memory to receive into. Errors: TL_RESOURCE_EXHAUSTED. Thread: the
-     * transport's. */
-    enum tl_status (*create)(void *context, const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
-                             struct tl_error *ret_error);
+    /* Creates a tensor of this meta-data, with memory of the device or of the host to receive into. *ret_tensor is NULL
+     * when memory of a device comes later: then the transport asks again for a place (tl_fetch_place), and gives the
+     * tensor. Errors: TL_RESOURCE_EXHAUSTED. Thread: the transport's. */
+    enum tl_status (*create)(void *context, struct tl_device device, const struct tl_meta_data *meta_data,
+                             struct tl_tensor **ret_tensor, struct tl_error *ret_error);
     void *context;
 };
 
 struct tl_fetch_ops {
     /* Called when the meta-data is known: chooses the destination, with a reference for the caller. fetch->allocator
      * makes new memory if there is one, else tl_tensor_create_for. Called again when a value of other meta-data
-     * replaces the one that was begun. *ret_destination is NULL when memory of a device is still being allocated: then
-     * fetch->placed is called. That is only for transports that set it; with others a destination on a device is
-     * refused. Errors: the fetch ends with them. Thread: the transport's. */
+     * replaces the one that was begun. *ret_destination is NULL when memory of a device is still being allocated: by
+     * the allocator, or, where there is none, by the callee, which then calls fetch->placed. Errors: the fetch ends
+     * with them. Thread: the transport's. */
     enum tl_status (*place)(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                             struct tl_tensor **ret_destination, struct tl_error *ret_error);
+    /* Returns the only meta-data that the caller's destination takes; NULL: any will do, as where this is NULL. */
+    const struct tl_meta_data *(*wanted)(const struct tl_fetch *fetch);
     /* Called when the fetch is over, exactly once per start. TL_OK: all bytes are in the destination, checked as asked.
      * TL_UNAVAILABLE, unless is_final: the connection broke, and the fetch may be started again. The transport forgets
      * the fetch before it calls, so that the callee may start or free it. */
@@ -116,29 +120,36 @@ struct tl_fetch {
     struct tl_request_id id;
     const char *key;
     uint64_t step;
-    bool wants_checksum;
-    bool may_map; /* the destination may be a mapping, read-only; the caller then gives none of its own */
+    uint64_t subscription; /* number of the subscription that asks, within the incarnation; 0: none */
+    uint32_t asked_order;  /* in which order a data connection has asked for a subscription's values, modulo 2^32; 0: it
+                              has not asked for this one; atomic (tl_fetch_asked) */
+    enum tl_path path : 8; /* how the bytes travelled; in done with TL_OK */
+    uint8_t priority;      /* 0..3: of what is ready for one peer the owner sends the greater first */
+    bool is_begun;         /* a value was given for it, and arrives; atomic (tl_fetch_begun) */
+    bool wants_checksum : 1;
+    bool is_for_device : 1; /* the destination lies on a device, or will */
+    bool may_map : 1;       /* the destination may be a mapping, read-only; the caller then gives none of its own */
+    bool is_verified : 1;   /* part of the progress */
+    bool is_final : 1;      /* in done: the status is the owner's answer, whatever its code */
+    bool is_rerouted : 1;  /* in done with TL_UNAVAILABLE or TL_RESOURCE_EXHAUSTED: the transport works but cannot carry
+                          the fetch, for the reason in path_reason; another transport may take it */
+    bool is_unsettled : 1; /* it was requested on a connection that broke, and no final answer has come since: the owner
+                          may keep a value for it */
 
     /* The progress, which survives a broken connection. Zero before the first start. */
     struct tl_tensor *destination; /* one reference of the fetch; NULL until placed */
-    struct tl_meta_data meta_data;
-    uint64_t publication;    /* the value that the bytes come from, 0: none yet */
-    uint64_t offer_step;     /* its step */
-    uint64_t received_bytes; /* so many bytes of the value, from its first, are in the destination */
-    void *hash_state;        /* the state of XXH3 over them; NULL unless wants_checksum */
-    bool is_verified;
-    bool is_final;     /* in done: the status is the owner's answer, whatever its code */
-    bool is_rerouted;  /* in done with TL_UNAVAILABLE: the transport works but cannot carry the fetch, for the reason in
-                          path_reason; another transport may take it */
-    bool is_unsettled; /* it was requested on a connection that broke, and no final answer has come since: the owner may
-                          keep a value for it */
+    struct tl_meta_data *unplaced; /* the value's, while its destination is awaited; NULL otherwise */
+    uint64_t publication;          /* the value that the bytes come from, 0: none yet */
+    uint64_t offer_step;           /* its step */
+    uint64_t received_bytes;       /* so many bytes of the value, from its first, are in the destination */
+    void *hash_state;              /* the state of XXH3 over them; NULL unless wants_checksum */
 
-    enum tl_path path;       /* how the bytes travelled; in done with TL_OK */
-    const char *path_reason; /* with TL_PATH_BOUNCE: why the bytes were copied on the way; with TL_PATH_ZERO_COPY, when
-                                the tensor could have been mapped: why it was not. Never freed (base/reason.h) */
+    const char *path_reason; /* with TL_PATH_BOUNCE and TL_PATH_GPU_PROXY: why the bytes were copied on the way; with
+                                TL_PATH_ZERO_COPY, when the tensor could have been mapped: why it was not. Never freed
+                                (base/reason.h) */
 
     const struct tl_allocator *allocator; /* the transport's, from start to done; NULL: none */
-    /* The transport's, from start to done; NULL: it takes no destinations on devices. Called once after a `place` that
+    /* The transport's, from start to done; NULL: its allocator takes care of devices. Called once after a `place` that
      * left the destination for later, unless the fetch has ended before. TL_OK: tl_fetch_place will find it; else the
      * transport ends the fetch with this status. Thread: the transport's. */
     void (*placed)(struct tl_fetch *fetch, const struct tl_error *status);
@@ -146,17 +157,48 @@ struct tl_fetch {
     void *transport_state;
 };
 
+/* Says that the owner has given a value for the fetch. Thread: the transport's. */
+static inline void tl_fetch_begun(struct tl_fetch *fetch)
+{
+    __atomic_store_n(&fetch->is_begun, true, __ATOMIC_RELEASE);
+}
+
+/* Thread: any. */
+static inline bool tl_fetch_is_begun(const struct tl_fetch *fetch)
+{
+    return __atomic_load_n(&fetch->is_begun, __ATOMIC_ACQUIRE);
+}
+
+/* Says that the owner knows of the fetch, and gives values to those first that it knew first. Thread: the transport's.
+ */
+static inline void tl_fetch_asked(struct tl_fetch *fetch, uint32_t order)
+{
+    __atomic_store_n(&fetch->asked_order, order, __ATOMIC_RELEASE);
+}
+
+/* Whether it was asked on a data connection before the other one was. Thread: any. */
+static inline bool tl_fetch_was_asked_before(const struct tl_fetch *fetch, const struct tl_fetch *other)
+{
+    uint32_t order = __atomic_load_n(&fetch->asked_order, __ATOMIC_ACQUIRE);
+    uint32_t other_order = __atomic_load_n(&other->asked_order, __ATOMIC_ACQUIRE);
+    return order != 0 && other_order != 0 && order - other_order > UINT32_MAX / 2;
+}
+
 /* Initialises a fetch without destination and progress. */
 void tl_fetch_init(struct tl_fetch *fetch, const struct tl_fetch_ops *ops);
 /* Puts the destination and frees the hash state. */
 void tl_fetch_fini(struct tl_fetch *fetch);
+/* Returns the meta-data of the value that was begun; before that, meta-data of no value. Valid until the next call with
+ * the fetch. */
+const struct tl_meta_data *tl_fetch_meta_data(const struct tl_fetch *fetch);
 /* Forgets the progress, for a transport that begins every value at its first byte. */
 void tl_fetch_restart(struct tl_fetch *fetch);
 
 /* The receiving half that all transports share. tl_fetch_begin is called when the owner has begun to send (or resumed)
  * a value: it places the value, or checks that it continues at exactly fetch->received_bytes. While the destination is
- * NULL after it, the transport takes no bytes of the value: it waits for fetch->placed, and calls tl_fetch_place.
- * Errors: those of ops->place; TL_INVALID_ARGUMENT: impossible meta-data, or a resume at the wrong offset. */
+ * NULL after it, the transport takes no bytes of the value: it waits for the memory, and calls tl_fetch_place.
+ * Errors: those of ops->place; TL_INVALID_ARGUMENT: impossible meta-data, or a resume at the wrong offset;
+ * TL_RESOURCE_EXHAUSTED: no memory to remember the value while its destination is awaited. */
 enum tl_status tl_fetch_begin(struct tl_fetch *fetch, const struct tl_meta_data *meta_data, uint64_t publication,
                               uint64_t offer_step, uint64_t offset, struct tl_error *ret_error) TL_MUST_USE;
 /* Begins a value at its first byte, with meta-data that was validated when it came. Errors: those of ops->place. */
@@ -167,11 +209,12 @@ enum tl_status tl_fetch_place(struct tl_fetch *fetch, struct tl_error *ret_error
 /* Returns the address for the next len_bytes bytes. Errors: TL_OUT_OF_RANGE: more than was announced. */
 enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **ret_address,
                              struct tl_error *ret_error) TL_MUST_USE;
-/* Counts and hashes len_bytes bytes that were written to the address of tl_fetch_next. */
+/* Counts len_bytes bytes that were written to the address of tl_fetch_next, and hashes them unless they lie on a
+ * device. */
 void tl_fetch_advance(struct tl_fetch *fetch, uint64_t len_bytes);
-/* Hashes the value again from its first byte, where the destination could not be hashed on the way; tl_fetch_hash gives
- * the bytes, in order. */
+/* Hashes the value again from its first byte, where the destination could not be hashed on the way. */
 void tl_fetch_hash_again(struct tl_fetch *fetch);
+/* Hashes the next bytes of the value, which were read back from a device. */
 void tl_fetch_hash(struct tl_fetch *fetch, const void *data, uint64_t len_bytes);
 /* Takes over the reference to a tensor that is the whole value without a transfer, in place of a destination that the
  * fetch may have. */
@@ -199,11 +242,12 @@ struct tl_serve {
     const struct tl_identity *peer; /* valid as long as the serve */
     const char *key;                /* NUL-terminated, valid as long as the serve */
     uint64_t step;
-    bool takes_devices; /* the transport's: it sends tensors that lie on devices */
-    bool is_final;      /* a status in the reply is the answer, whatever its code; else the asker may ask again after
-                           TL_UNAVAILABLE, and asks over the link after TL_UNIMPLEMENTED */
-    void *source_state; /* the source's */
-    uint64_t order;     /* the source's: kept while the serve asks again */
+    uint64_t subscription; /* number of the subscription that asks, within the incarnation of the id; 0: none */
+    bool takes_devices;    /* the transport's: it sends tensors that lie on devices */
+    bool is_final;         /* a status in the reply is the answer, whatever its code; else the asker may ask again after
+                              TL_UNAVAILABLE, and asks over the link after TL_UNIMPLEMENTED */
+    void *source_state;    /* the source's */
+    uint64_t order;        /* the source's: kept while the serve asks again */
 };
 
 /* How a serve ended. */

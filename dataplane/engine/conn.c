@@ -31,6 +31,9 @@
  * posted, and a reactor that sleeps would not poll it. */
 #define DRAIN_POLL_NS (250 * TL_NS_PER_MS)
 
+/* How many lists of responses there are at first; a power of two. */
+#define FIRST_RESPONSE_PLACES 64
+
 static const struct tl_conn_events no_events;
 
 /* --------------------------------------------------------------------------------------------------------- end -- */
@@ -45,12 +48,12 @@ static void begin_close(struct tl_conn *conn, const struct tl_error *reason)
 {
     if (conn->state == CONN_CLOSING) return;
     bool was_connected = conn->state != CONN_NEW;
+    conn_post_batch(conn); /* what waits for its messages hears of their end from the queue pair */
     conn->state = CONN_CLOSING;
     conn->ending.reason = *reason;
     struct tl_timers *timers = tl_reactor_timers(conn->engine->reactor);
     tl_timers_disarm(timers, &conn->handshake.timer);
     tl_timers_disarm(timers, &conn->peer_timeout.timer);
-    tl_timers_disarm(timers, &conn->requests.reroute_timer);
     if (was_connected) {
         conn->pair->ops->disconnect(conn->pair, reason);
         conn_arm(conn, &conn->ending.drain_poll_timer, DRAIN_POLL_NS);
@@ -67,20 +70,20 @@ static void conn_free(struct tl_conn *conn)
     tl_timers_disarm(timers, &conn->handshake.timer);
     tl_timers_disarm(timers, &conn->peer_timeout.timer);
     tl_timers_disarm(timers, &conn->ending.drain_poll_timer);
-    tl_timers_disarm(timers, &conn->requests.reroute_timer);
     if (conn->posts.is_pump_queued) tl_list_remove(&conn->posts.pump_closure.link);
     if (conn->handshake.is_counted_busy) tl_reactor_busy(engine->reactor, -1);
     if (conn->pair != NULL) conn->pair->ops->destroy(conn->pair);
     handshake_fini(conn);
     conn_memory_fini(conn);
-    tl_meta_cache_destroy(conn->requests.cache);
+    tl_asked_keys_fini(&conn->requests.keys);
+    tl_numbered_keys_fini(&conn->responses.keys);
     tl_list_remove(&conn->engine_link);
+    conn_imports_fini(conn);
+    conn_lent_copies_fini(conn);
     requests_fini(conn);
     responses_fini(conn);
     free(conn->responses.by_handle);
-    free(conn->requests.by_index);
-    free(conn->requests.generations);
-    free(conn->requests.free_indexes);
+    free(conn->requests.handles);
     free(conn);
 }
 
@@ -247,7 +250,7 @@ static void credits_received(struct tl_conn *conn, uint32_t consumed)
     credits_returned(credits, consumed);
 }
 
-static void dispatch(struct tl_conn *conn, const struct tl_message *message)
+static void dispatch(struct tl_conn *conn, struct tl_message *message)
 {
     switch (message->type) {
     case TL_MESSAGE_HELLO:
@@ -306,18 +309,23 @@ static void pair_message(void *owner, const void *data, uint32_t len_bytes)
     uint32_t copy_bytes = len_bytes < sizeof(copy) ? len_bytes : (uint32_t)sizeof(copy);
     memcpy(copy, data, copy_bytes);
     slot_used(conn);
-    engine->stats.messages_received++;
+    struct tl_batch batch;
     struct tl_error error;
-    if (tl_message_decode(copy, copy_bytes, &engine->incoming, &error) != TL_OK) {
-        conn_protocol_error(conn, "%s", error.message);
-        return;
+    const uint8_t *bytes;
+    uint32_t message_bytes;
+    enum tl_status status = tl_batch_decode_head(copy, copy_bytes, &batch, &error);
+    if (status == TL_OK && conn->state != CONN_CLOSING) credits_received(conn, batch.consumed);
+    engine->stats.slots_received++;
+    while (status == TL_OK && tl_batch_next(&batch, &bytes, &message_bytes)) {
+        engine->stats.messages_received++;
+        status = tl_message_decode(bytes, message_bytes, &engine->incoming, &error);
+        if (status == TL_OK && conn->state == CONN_CLOSING) {
+            last_word(conn, &engine->incoming);
+        } else if (status == TL_OK) {
+            dispatch(conn, &engine->incoming);
+        }
     }
-    if (conn->state == CONN_CLOSING) {
-        last_word(conn, &engine->incoming);
-        return;
-    }
-    credits_received(conn, engine->incoming.consumed);
-    if (conn->state != CONN_CLOSING) dispatch(conn, &engine->incoming);
+    if (status != TL_OK) conn_protocol_error(conn, "%s", error.message);
 }
 
 static void pair_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
@@ -340,41 +348,43 @@ static void pair_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
     requests_immediate(conn, immediate, len_bytes);
 }
 
-static const struct tl_queue_pair_events pair_events = {
-    .message = pair_message, .immediate = pair_immediate, .broken = pair_broken, .drained = pair_drained};
+static void pair_memory_gone(void *owner, uint64_t number)
+{
+    conn_imports_gone(owner, number);
+}
+
+static const struct tl_queue_pair_events pair_events = {.message = pair_message,
+                                                        .immediate = pair_immediate,
+                                                        .broken = pair_broken,
+                                                        .memory_gone = pair_memory_gone,
+                                                        .drained = pair_drained};
 
 /* ---------------------------------------------------------------------------------------------------- creating -- */
 
 static enum tl_status create_tables(struct tl_conn *conn, struct tl_error *ret_error)
 {
-    uint32_t count = conn->engine->options.request_count;
-    struct conn_requests *requests = &conn->requests;
     struct conn_responses *responses = &conn->responses;
-    requests->by_index = calloc(count, sizeof(struct request *));
-    requests->generations = calloc(count, sizeof(*requests->generations));
-    requests->free_indexes = calloc(count, sizeof(*requests->free_indexes));
-    responses->place_count = 1;
-    while (responses->place_count < count)
-        responses->place_count *= 2;
+    responses->place_count = FIRST_RESPONSE_PLACES;
     responses->by_handle = calloc(responses->place_count, sizeof(struct response *));
-    if (requests->by_index == NULL || requests->generations == NULL || requests->free_indexes == NULL ||
-        responses->by_handle == NULL) {
+    if (responses->by_handle == NULL)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");
-    }
-    requests->capacity = count;
-    for (uint32_t i = 0; i < count; i++)
-        requests->free_indexes[i] = (uint16_t)(count - 1 - i);
-    requests->free_count = count;
-    return tl_meta_cache_create(conn->engine->options.cache_count, &requests->cache, ret_error);
+    return TL_OK;
 }
 
 static void init_places(struct tl_conn *conn)
 {
     struct conn_requests *requests = &conn->requests;
     struct conn_ending *ending = &conn->ending;
-    struct tl_list *const lists[] = {&conn->engine_link,     &requests->waiting,         &requests->finished,
-                                     &requests->unrequested, &requests->spare,           &requests->completed,
-                                     &ending->closure.link,  &ending->goodbye_post.place};
+    struct tl_list *const lists[] = {&conn->engine_link,
+                                     &requests->waiting,
+                                     &requests->finished,
+                                     &requests->unrequested,
+                                     &requests->spare,
+                                     &requests->completed,
+                                     &ending->closure.link,
+                                     &ending->goodbye_post.place,
+                                     &conn->requests.placing.imports,
+                                     &conn->responses.idle_copies};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);
     conn_posts_init(conn);
@@ -382,7 +392,6 @@ static void init_places(struct tl_conn *conn)
     ending->goodbye_post.post = post_goodbye;
     ending->drain_poll_timer.fire = drain_poll;
     conn->peer_timeout.timer.fire = check_peer_timeout;
-    requests->reroute_timer.fire = requests_reroute;
 }
 
 enum tl_status tl_conn_create(struct tl_engine *engine, struct tl_memory *memory, const struct tl_identity *peer,

@@ -6,6 +6,8 @@
  *   conn.c            how it begins and ends, what arrives, and when the peer is given up    ending, peer_timeout
  *   conn_posts.c      what waits to be posted, and credits                                   posts, credits
  *   conn_memory.c     registrations and memory of pools, from the registration thread        ending.held_count
+ *   conn_handles.c    the table of open requests                                             requests
+ *   conn_keys.c       the numbers of keys                                                    requests, responses
  *   handshake.c       how it comes up                                                        handshake
  *   handshake_reason.c  why it does not come up
  *   measure.c         how fast it is                                                         handshake.measuring
@@ -17,17 +19,33 @@
  * Five things are scarce, and each has a queue. Posts wait for slots at the peer and for space in the queue pair
  * (posts.slot_queue, posts.space_queue). Requests and responses wait for windows (posts.window_queue). Requests that
  * read wait until one of the reads that are posted is over (posts.reads.queue). Fetches wait for handles
- * (requests.waiting). Requests and responses wait for memory of a pool (struct conn_memory_wait).
+ * (requests.waiting), of which the peer gives out more than may wait for their values. Requests and responses wait for
+ * memory of a pool (struct conn_memory_wait).
  */
 #ifndef DATAPLANE_ENGINE_CONN_INTERNAL_H
 #define DATAPLANE_ENGINE_CONN_INTERNAL_H
 
+#include <pthread.h>
+
 #include "base/check.h"
 #include "base/list.h"
 #include "base/timer.h"
+#include "dataplane/engine/asked_keys.h"
 #include "dataplane/engine/engine.h"
+#include "dataplane/engine/kept_keys.h"
 #include "dataplane/engine/message.h"
-#include "dataplane/engine/meta_cache.h"
+#include "tensor/device.h"
+
+/* Messages for one slot of a peer, until they are posted: at the end of the pump that has begun the batch, or before a
+ * message that does not fit. */
+struct engine_batch {
+    struct tl_conn *conn; /* NULL: no batch is open */
+    uint32_t len_bytes;
+    uint64_t passed_bytes; /* so many bytes of writes were posted since it was begun */
+    struct tl_work *works; /* what waits for its end, linked by `next` */
+    struct tl_work **works_end;
+    uint8_t bytes[TL_SLOT_BYTES];
+};
 
 struct tl_engine {
     struct tl_reactor *reactor;
@@ -40,9 +58,11 @@ struct tl_engine {
     uint64_t piece_bytes; /* the most that one write carries */
     struct tl_list conns;
     struct tl_engine_stats stats;
+    uint32_t asked_count;       /* requests of subscriptions that were posted, modulo 2^32; never 0 after the first */
     struct tl_message incoming; /* the message that is being handled */
     struct tl_message outgoing; /* the message that is being composed */
-    uint8_t slot[TL_SLOT_BYTES];
+    struct engine_batch batch;
+    uint8_t inline_copy[TL_INLINE_BYTES]; /* a value in a file is copied here, and checked when it was read */
 };
 
 /* ------------------------------------------------------------------------------------------- posts and credits -- */
@@ -83,6 +103,7 @@ struct conn_posts {
     struct tl_list space_queue;  /* struct pending_post: these need space in the queue pair only */
     struct tl_list window_queue; /* struct pending_post: these need a window of another request or response */
     uint64_t windows_used;       /* windows that requests and responses have now */
+    uint64_t early_windows;      /* those of them that requests have got before the peer has said that a value exists */
     uint64_t response_budget_bytes;   /* how much of PUMP_BYTES is left for responses in this pump */
     uint64_t completion_budget_bytes; /* how much of PUMP_BYTES is left for finished requests in this pump */
     struct tl_work space_work;        /* completes when there is space in the queue pair again */
@@ -98,8 +119,9 @@ struct conn_credits {
     uint32_t peer_slots_used;     /* slots at the peer that we have used */
     uint32_t peer_slots_returned; /* how many of these the peer has given back, as far as we know */
     uint32_t own_slots_returned;  /* slots of ours that the peer has used and that are posted again */
-    uint32_t own_slots_reported;  /* the last value of own_slots_returned that we have sent */
+    uint32_t own_slots_reported;  /* the last value of own_slots_returned that we have posted */
     uint32_t peer_slot_count;     /* how many slots the peer has */
+    uint32_t peer_slot_bytes;     /* how much of each we fill at most */
     bool is_wanted;               /* a CREDIT is to be sent */
     bool is_ping_wanted;          /* the CREDIT is to be answered by one */
 };
@@ -119,44 +141,65 @@ static inline void credits_returned(struct conn_credits *credits, uint32_t upto)
 
 /* ------------------------------------------------------------------------------------- requests and responses -- */
 
-/* The allocator of destinations, and what it was last asked for. */
+/* The allocator of destinations, what it was last asked for, and memory of devices of the peer that is mapped here. */
 struct conn_placing {
-    struct tl_allocator allocator; /* creates destinations in conn->memory */
+    struct tl_allocator allocator; /* creates destinations in conn->memory, and on devices */
+    struct request *request;       /* the request being placed */
     struct tl_memory_wait *wait;   /* memory that the request being placed has waited for; NULL: it has not waited */
+    bool is_early;                 /* the value may never exist: a quarter of the pool stays free for others */
     uint64_t missing_bytes;        /* the size that the pool lacked; 0: it lacked nothing */
+    struct tl_list imports;        /* struct conn_import */
 };
 
-/* What we ask of the peer. A handle is an index into `by_index` with a generation. */
+/* One index of the table of open requests. */
+struct conn_handle {
+    struct request *request; /* NULL: the index is free */
+    uint32_t next;           /* while it is free: the index that is used after this one */
+    uint16_t generation;     /* changes with each use of the index */
+};
+
+/* What the latest REQUEST of one direction has said, to which the next one is relative. */
+struct conn_latest {
+    uint64_t number;
+    uint64_t step;
+};
+
+/* What we ask of the peer. A handle is an index into `handles` with a generation (conn_handles.c). */
 struct conn_requests {
-    struct request **by_index; /* [capacity]; NULL: no request has this index */
-    uint16_t *generations;     /* [capacity] */
-    uint16_t *free_indexes;    /* [capacity], a stack of free_count indexes */
-    uint32_t capacity;         /* how many requests we may have open */
-    uint32_t free_count;
-    uint32_t peer_capacity;     /* how many requests the peer takes at a time */
-    bool has_progressed;        /* something has come for a request since reroute_timer was armed */
+    struct conn_handle *handles; /* [handle_count] */
+    uint32_t handle_count;
+    uint32_t open_count; /* how many of them have a request */
+    uint32_t first_free; /* the index that has been free for longest, and the last one; valid while one is */
+    uint32_t last_free;
+    uint32_t capacity;          /* how many requests the peer takes at a time */
     struct tl_list spare;       /* struct request: ended ones that are used again */
     struct tl_list waiting;     /* struct tl_fetch: they need a handle */
     struct tl_list finished;    /* struct request: their fetches are to be completed */
     struct tl_list completed;   /* struct request: their fetches are completed; freed at the end of the pump */
-    struct tl_list unrequested; /* struct tl_fetch: refused, cancelled or rerouted before they had a request, and to be
+    struct tl_list unrequested; /* struct tl_fetch: refused or cancelled before they had a request, and to be
                                    completed */
-    struct tl_timer reroute_timer; /* armed while fetches wait for a handle */
-    struct tl_meta_cache *cache;
+    struct tl_asked_keys keys;
+    struct conn_latest latest; /* REQUEST that was posted */
     struct conn_placing placing;
 };
 
 /* What the peer asks of us. */
 struct conn_responses {
     struct response **by_handle; /* [place_count]: lists of the responses whose handles end with these bits */
-    uint32_t place_count;        /* a power of two */
+    uint32_t place_count;        /* a power of two, which grows with the number of responses */
     uint32_t count;              /* open responses */
-    struct response *spare;      /* ended ones that are used again, linked by `next` */
+    uint32_t inline_bytes;       /* values of at most so many bytes go to the peer inside of messages */
+    struct tl_numbered_keys keys;
+    struct conn_latest latest; /* REQUEST that has come */
+    struct response *spare;    /* ended ones that are used again, linked by `next` */
     unsigned spare_count;
-    uint32_t cancelled_count; /* CANCELLED messages that wait to be posted */
-    uint64_t late_count;      /* responses that were parked for too long; one RE_REQUEST may still come for each */
-    uint64_t shown_bytes;     /* the sizes of all sources that the peer may read now, added up */
-    uint64_t released_count;  /* sources that the peer has read, since the connection began */
+    uint32_t cancelled_count;   /* CANCELLED messages that wait to be posted */
+    uint64_t late_count;        /* responses that were parked for too long; one RE_REQUEST may still come for each */
+    uint64_t shown_bytes;       /* the sizes of all sources that the peer may read now, added up */
+    uint64_t released_count;    /* sources that the peer has read, since the connection began */
+    struct tl_list idle_copies; /* struct conn_lent_copy: memory for copies that peers import (response_lend.c) */
+    uint64_t idle_copy_bytes;   /* the sizes of the idle copies, added up */
+    uint64_t copied_bytes;      /* the sizes of all copies, idle or in use, added up */
 };
 
 /* ---------------------------------------------------------------------------------------- beginning and ending -- */
@@ -343,8 +386,11 @@ void conn_space_freed(struct tl_conn *conn);
 void conn_pump_later(struct tl_conn *conn);
 /* Clears the engine's outgoing message and sets its type. Returns it. */
 struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type, uint32_t handle);
-/* Posts the message, and with it how many slots we have consumed, which is written into it. work may be NULL. */
-void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct tl_work *work);
+/* Adds the message to the open batch, which is posted first when the message does not fit. Called by posts of a pump
+ * only. work may be NULL. */
+void conn_post_message(struct tl_conn *conn, const struct tl_message *message, struct tl_work *work);
+/* Posts the open batch, and with it how many slots we have consumed. Does nothing when none is open. */
+void conn_post_batch(struct tl_conn *conn);
 /* Posts a write with an immediate, which uses a slot at the peer. work may be NULL. */
 void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const void *source, uint64_t len_bytes,
                      const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,
@@ -360,6 +406,12 @@ void conn_memory_fini(struct tl_conn *conn);
 /* Whether copying the tensor through the pool costs less. Where memory must be registered, the size of the allocation
  * counts, since all tensors in it share its registration; elsewhere the size of the tensor counts. */
 bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor);
+
+/* How long something waits for the pool that keeps memory, or a peer, meanwhile. */
+int64_t conn_grow_ns(const struct tl_conn *conn);
+
+/* Posts a closure to the reactor from any thread. */
+void conn_post_to_reactor(void *reactor, struct tl_closure *closure);
 
 /* A registration of a tensor's memory by the registration thread. `run` is called on the reactor, and frees the
  * registering. */
@@ -399,6 +451,10 @@ void conn_free_memory_wait(struct conn_memory_wait **wait);
 enum tl_status conn_block_create(struct tl_memory *memory, struct conn_memory_wait *memory_wait, uint64_t len_bytes,
                                  struct tl_tensor **ret_block, struct tl_pin *ret_pin,
                                  struct tl_error *ret_error) TL_MUST_USE;
+/* Creates a block of what is free now for a value that may never exist: a quarter of the pool stays free for others.
+ * Errors: those of tl_memory_tensor_take_early. */
+enum tl_status conn_block_create_early(struct tl_memory *memory, uint64_t len_bytes, struct tl_tensor **ret_block,
+                                       struct tl_pin *ret_pin, struct tl_error *ret_error) TL_MUST_USE;
 /* The same for a holder that can do without the block, and may keep it for long because the peer decides that: of what
  * is free now, and only while all blocks together take at most one region or half of the pool, and never more than half
  * of what the pool may grow to. The rest is for holders that need a block to go on. Returns false when no block is free
@@ -406,6 +462,76 @@ enum tl_status conn_block_create(struct tl_memory *memory, struct conn_memory_wa
 bool conn_block_create_spare(const struct tl_conn *conn, struct tl_memory *memory, uint64_t len_bytes,
                              struct tl_tensor **ret_block, struct tl_pin *ret_pin) TL_MUST_USE;
 void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin);
+
+/* ---------------------------------------------------------------------------------------------- conn_handles.c -- */
+
+/* Whether the peer takes one more request. */
+bool conn_has_handle(const struct tl_conn *conn);
+/* Gives the request a handle. Returns false when there is no memory for that. */
+bool conn_take_handle(struct tl_conn *conn, struct request *request, uint32_t *ret_handle);
+void conn_give_handle(struct tl_conn *conn, uint32_t handle);
+/* Returns the request with this handle; NULL: it is over, or there was none. */
+struct request *conn_find_request(const struct tl_conn *conn, uint32_t handle);
+
+/* ------------------------------------------------------------------------------------------------- conn_keys.c -- */
+
+/* How many keys of the peer are kept by number. */
+uint32_t conn_key_limit(const struct tl_conn *conn);
+/* The peer keeps so many keys of ours by number. */
+void conn_keys_agree(struct tl_conn *conn, uint32_t key_count);
+/* Makes a REQUEST with a key and numbers in full the one that is posted next. key_number: of tl_asked_keys_get. */
+void conn_shorten_request(struct tl_conn *conn, uint32_t key_number, struct tl_message *message);
+/* Gives a REQUEST that has come its key and its numbers in full. Returns false when the connection is closed: the peer
+ * broke the protocol, or there is no memory. */
+bool conn_complete_request(struct tl_conn *conn, struct tl_message *message);
+
+/* ---------------------------------------------------------------------------------------------- conn_imports.c -- */
+
+/* A call from a thread of a device to the reactor. */
+struct conn_device_call {
+    struct tl_reactor *reactor;
+    void (*run)(struct conn_device_call *call);
+    struct tl_closure closure;
+    pthread_mutex_t mutex; /* held while the closure is posted */
+};
+/* Makes it ready for one post. The connection must be held until `run` is called. */
+void conn_device_call_init(struct conn_device_call *call, struct tl_conn *conn,
+                           void (*run)(struct conn_device_call *call));
+/* Makes the reactor call `run`. Thread: any. */
+void conn_device_call_post(struct conn_device_call *call);
+
+/* A request or a value that waits for an import. */
+struct conn_import_wait {
+    struct tl_list link;
+    void (*over)(struct conn_import_wait *wait); /* the memory is there, or the import has failed */
+};
+
+/* Memory of the peer that is mapped for a device of ours. */
+struct conn_import {
+    struct tl_list link; /* in conn->requests.placing.imports */
+    struct tl_conn *conn;
+    uint64_t number; /* names the peer's memory */
+    struct tl_device_import importing;
+    struct conn_device_call call;
+    struct tl_device_memory *memory; /* NULL: it is being imported, or that has failed */
+    const struct tl_error *failure;  /* kept; NULL: none */
+    unsigned user_count;             /* requests that have it */
+    bool is_running;                 /* it is being imported */
+    bool is_gone;                    /* the peer has given it back */
+    struct tl_list waiting;          /* struct conn_import_wait, while it is being imported */
+};
+/* The import of the memory that the descriptor of a SOURCE names, for a device that reads len_bytes of it; it is begun
+ * if there is none. One that is running takes waits. NULL: there will be none, with the reason in ret_error. */
+struct conn_import *conn_import_get(struct tl_conn *conn, const struct tl_descriptor *descriptor, uint64_t len_bytes,
+                                    struct tl_device device, uint64_t *ret_offset_bytes, struct tl_error *ret_error);
+void conn_import_put(struct conn_import *import);
+/* The peer has given this memory back. */
+void conn_imports_gone(struct tl_conn *conn, uint64_t number);
+void conn_imports_fini(struct tl_conn *conn);
+
+/* --------------------------------------------------------------------------------------------- response_lend.c -- */
+
+void conn_lent_copies_fini(struct tl_conn *conn);
 
 /* ------------------------------------------------------------------------------------------------- handshake.c -- */
 
@@ -439,12 +565,18 @@ uint64_t measure_size(const struct tl_conn *conn);
 /* Begins to measure: the peer has exposed its probe. handshake_measured follows, unless the connection breaks. */
 void measure_start(struct tl_conn *conn);
 
+/* -------------------------------------------------------------------------------------------- request_device.c -- */
+
+/* Creates a destination on a device for the request. *ret_tensor is NULL while its memory is being allocated: then the
+ * request waits, and is placed again. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status request_create_on_device(struct request *request, struct tl_device device,
+                                        const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                                        struct tl_error *ret_error) TL_MUST_USE;
+
 /* --------------------------------------------------------------------------------------------------- request.c -- */
 
 /* Begins requests for waiting fetches, as long as there are handles. */
 void requests_begin(struct tl_conn *conn);
-/* Fetches have waited for a handle for reroute_ns. */
-void requests_reroute(struct tl_timer *timer);
 /* A message about a request of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED, MAPPED or SOURCE. */
 void requests_message(struct tl_conn *conn, const struct tl_message *message);
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes);
@@ -463,8 +595,8 @@ void requests_fini(struct tl_conn *conn);
 
 /* -------------------------------------------------------------------------------------------------- response.c -- */
 
-/* A message about a request of the peer: REQUEST, RE_REQUEST or CANCEL. */
-void responses_message(struct tl_conn *conn, const struct tl_message *message);
+/* A message about a request of the peer: REQUEST, which is made complete, RE_REQUEST or CANCEL. */
+void responses_message(struct tl_conn *conn, struct tl_message *message);
 /* A write without bytes has come: the peer has read the source of the response with this handle. */
 void responses_released(struct tl_conn *conn, uint32_t handle);
 /* Posts a message without content about a request, such as CANCELLED, as soon as there is a slot. It may stay unsent

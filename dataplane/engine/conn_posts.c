@@ -6,10 +6,16 @@
  * pump takes the posts in order, as long as the peer has slots and the queue pair has space, and rings the doorbell
  * once. It also completes the fetches that have finished.
  *
- * Credits: a message or a write with an immediate uses one slot at the peer. Slots come back in two ways: every message
- * says how many slots its sender has consumed, and an answer to a request shows that everything up to that request was
- * consumed. So a request and its write need no further message. The last slot is kept for a CREDIT that gives back half
- * of our slots: when both sides have used all slots of each other, at least one of them has such a CREDIT to send.
+ * Batches: the messages of one pump share slots. A batch leaves when the next message does not fit, and at the end of
+ * the pump, so that a single message is as early as it would be alone. Writes that are posted meanwhile pass it, which
+ * no message minds (docs/protocol.md, "Slots"), but only a few bytes: behind large tensors small ones must not wait for
+ * more than a piece of each.
+ *
+ * Credits: a batch or a write with an immediate uses one slot at the peer. Slots come back in two ways: every batch
+ * says how many slots its sender has consumed, and an answer to a request shows that everything up to the batch of that
+ * request was consumed. So a request and its write need no further message. The last slot is kept for a CREDIT that
+ * gives back half of our slots: when both sides have used all slots of each other, at least one of them has such a
+ * CREDIT to send.
  *
  * Failure modes: none of its own. A connection that is closing posts nothing, and leaves its queues to those whose
  * posts are in them.
@@ -19,6 +25,8 @@
 
 /* The most that one post takes in the queue pair: an expose and what it is for. */
 #define SPACE_OF_A_POST 2
+/* How many bytes of writes may pass a batch. */
+#define PASSING_BYTES (64 * 1024)
 
 /* ------------------------------------------------------------------------------------------------------ queues -- */
 
@@ -70,9 +78,16 @@ static void space_done(struct tl_work *work, enum tl_status status)
     conn_space_freed(conn);
 }
 
+static bool is_batch_open(const struct tl_conn *conn)
+{
+    return conn->engine->batch.conn == conn;
+}
+
+/* How many operations may be posted now, without the one that the open batch needs. */
 static uint32_t space(const struct tl_conn *conn)
 {
-    return conn->pair->ops->space(conn->pair);
+    uint32_t space = conn->pair->ops->space(conn->pair);
+    return space > 0 && is_batch_open(conn) ? space - 1 : space;
 }
 
 /* ------------------------------------------------------------------------------------------------------- pump -- */
@@ -101,6 +116,10 @@ static void run_reads(struct tl_conn *conn)
 static void maybe_post_credits(struct tl_conn *conn)
 {
     struct conn_credits *credits = &conn->credits;
+    if (is_batch_open(conn)) { /* says all that a CREDIT does, unless it is a ping */
+        if (!credits->is_ping_wanted) credits->is_wanted = false;
+        conn_post_batch(conn);
+    }
     bool is_half = credits->own_slots_returned - credits->own_slots_reported >= conn->engine->options.slot_count / 2;
     uint32_t needed = is_half ? 1 : 2;
     if (!is_half && !credits->is_wanted) return;
@@ -132,6 +151,7 @@ static void pump(struct tl_closure *closure)
         if (!tl_list_is_empty(&posts->space_queue)) run_queue(conn, &posts->space_queue, false);
         if (!tl_list_is_empty(&posts->slot_queue)) run_queue(conn, &posts->slot_queue, true);
         maybe_post_credits(conn);
+        conn_post_batch(conn);
         if (!tl_list_is_empty(&conn->posts.reads.queue)) run_reads(conn);
         if (conn->state != CONN_CLOSING) tl_queue_pair_doorbell(conn->pair);
     }
@@ -163,23 +183,54 @@ static struct tl_work *work_for_space(struct tl_conn *conn)
     return &conn->posts.space_work;
 }
 
-void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct tl_work *work)
+void conn_post_batch(struct tl_conn *conn)
 {
-    struct tl_engine *engine = conn->engine;
+    struct engine_batch *batch = &conn->engine->batch;
     struct conn_credits *credits = &conn->credits;
-    message->consumed = credits->own_slots_returned;
+    if (!is_batch_open(conn)) return;
+    batch->conn = NULL;
+    tl_batch_encode_head(batch->bytes, credits->own_slots_returned);
     credits->own_slots_reported = credits->own_slots_returned;
-    uint32_t len_bytes = tl_message_encode(message, engine->slot);
-    credits->peer_slots_used++;
-    engine->stats.messages_sent++;
-    if (work == NULL) work = work_for_space(conn);
-    conn->pair->ops->message(conn->pair, engine->slot, len_bytes, work);
+    conn->engine->stats.slots_sent++;
+    struct tl_work *work = batch->works != NULL ? batch->works : work_for_space(conn);
+    conn->pair->ops->message(conn->pair, batch->bytes, batch->len_bytes, work);
+}
+
+static void begin_batch(struct tl_conn *conn)
+{
+    struct engine_batch *batch = &conn->engine->batch;
+    batch->conn = conn;
+    batch->len_bytes = TL_BATCH_HEAD_BYTES;
+    batch->passed_bytes = 0;
+    batch->works = NULL;
+    batch->works_end = &batch->works;
+    conn->credits.peer_slots_used++;
+}
+
+void conn_post_message(struct tl_conn *conn, const struct tl_message *message, struct tl_work *work)
+{
+    struct engine_batch *batch = &conn->engine->batch;
+    uint32_t slot_bytes = conn->credits.peer_slot_bytes;
+    if (is_batch_open(conn) && tl_message_most_bytes(message) > slot_bytes - batch->len_bytes) conn_post_batch(conn);
+    TL_CHECK(batch->conn == NULL || batch->conn == conn);
+    if (batch->conn == NULL) begin_batch(conn);
+    batch->len_bytes += tl_message_encode(message, batch->bytes + batch->len_bytes);
+    conn->engine->stats.messages_sent++;
+    if (work == NULL) return;
+    work->next = NULL;
+    *batch->works_end = work;
+    batch->works_end = &work->next;
 }
 
 void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const void *source, uint64_t len_bytes,
                      const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,
                      struct tl_work *work)
 {
+    struct engine_batch *batch = &conn->engine->batch;
+    if (is_batch_open(conn)) {
+        batch->passed_bytes += len_bytes;
+        if (batch->passed_bytes > PASSING_BYTES) conn_post_batch(conn);
+    }
     conn->credits.peer_slots_used++;
     conn->engine->stats.writes_posted++;
     conn->engine->stats.bytes_sent += len_bytes;

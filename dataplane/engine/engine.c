@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "dataplane/engine/conn_internal.h"
@@ -12,14 +13,15 @@ enum tl_status tl_engine_create(struct tl_reactor *reactor, struct tl_memory *me
                                 const struct tl_engine_options *options, const struct tl_source_ops *source,
                                 void *source_context, struct tl_engine **ret_engine, struct tl_error *ret_error)
 {
-    TL_CHECK(options->slot_count >= 16 && options->work_count >= 16);
-    TL_CHECK(options->request_count > 0 && options->request_count <= TL_MAX_REQUESTS);
+    TL_CHECK(options->slot_count >= 16 && options->work_count >= 16 && options->inline_bytes <= TL_INLINE_BYTES);
+    TL_CHECK(options->request_count > 0);
     struct tl_engine *engine = calloc(1, sizeof(*engine));
     if (engine == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane");
     engine->reactor = reactor;
     engine->provider = tl_reactor_provider(reactor);
     engine->memory = memory;
     engine->options = *options;
+    engine->options.request_count = (uint32_t)tl_min_u64(options->request_count, TL_MAX_REQUESTS);
     engine->source = source;
     engine->source_context = source_context;
     uint64_t max_bytes = engine->provider->limits.max_write_bytes;

@@ -29,13 +29,21 @@
 struct tl_engine;
 struct tl_conn;
 
+/* The largest value that travels inside of a message: three of them share a slot. Larger ones take fewer copies when
+ * they are written. */
+#define TL_INLINE_BYTES 2048
+
+/* How many keys of a peer have numbers: a few hundred bytes each, on both sides, of those that are asked for. */
+#define TL_MAX_KEYS 32768
+
 struct tl_engine_options {
     enum tl_keys keys;
     uint32_t slot_count;    /* how many messages and immediates of one peer may be under way to us; 16..4096 */
+    uint32_t inline_bytes;  /* values of at most so many bytes come to us inside of messages; at most TL_INLINE_BYTES */
     uint32_t work_count;    /* how many operations may be posted to one peer at a time; at least 16 */
-    uint32_t request_count; /* how many requests to one peer, and from it, may be open at a time; at most 65535; others
-                               wait */
-    uint32_t cache_count;   /* for how many keys of a peer the meta-data is remembered */
+    uint32_t request_count; /* how many requests of one peer may be open at a time, at most 2^20 - 1; the peer's others
+                               wait. The source refuses some rather than let all that are open wait for their values */
+    uint32_t key_count;     /* how many keys of a peer have numbers; those of clients have fewer */
     uint64_t piece_bytes;   /* the most that one write carries; 0, or more than the provider's limit: that limit */
     struct tl_memory_options peer_memory; /* under TL_KEYS_REGION each peer has a pool of its own to write into */
     uint64_t register_bytes; /* users' allocations of at least so many bytes are registered; tensors in smaller ones are
@@ -44,12 +52,11 @@ struct tl_engine_options {
                                 through the pool as well while half of it is free; 0: none */
     bool is_mapping_allowed; /* peers that ask for it may map the files that published tensors lie in */
     bool is_bounce_forced;   /* everything is copied through the pool, on both sides */
-    bool is_reading;         /* what is received is read from the memory of its owner, where both sides can do that */
+    bool is_gpu_proxy_forced; /* no card and no other process accesses the memory of this process's devices */
+    bool is_reading;          /* what is received is read from the memory of its owner, where both sides can do that */
     int64_t peer_timeout_ns; /* a peer from which nothing comes for so long while something is expected of it is dead */
     int64_t connect_ns;      /* how long a connection may take until it is up */
     int64_t cancel_ns;       /* how long a peer may take to answer a CANCEL */
-    int64_t reroute_ns;      /* when all request_count requests are open and nothing comes for any of them for so long,
-                                fetches that wait for a handle are turned away; 0: they wait */
     int64_t parked_ns; /* how long a peer may take to say where a value goes, after META_DATA_UPDATE, and to release
                           a SOURCE (response_source.c says how much longer) */
 };
@@ -64,9 +71,13 @@ struct tl_engine_stats {
     uint64_t bytes_bounced;  /* copied by the CPU through the pool, by the sender or by the receiver */
     uint64_t messages_sent;
     uint64_t messages_received;
+    uint64_t slots_sent; /* posts of messages, each of which may carry several; a write with an immediate is none */
+    uint64_t slots_received;
     uint64_t writes_posted;
     uint64_t reads_posted;
     uint64_t sources_shown;     /* SOURCE messages sent */
+    uint64_t memory_imported;   /* memory of devices of peers */
+    uint64_t memory_copied;     /* received tensors that were copied out of such memory */
     uint64_t meta_data_updates; /* received */
     uint64_t credits_sent;      /* messages that carry nothing but credits, and answers to pings */
     uint64_t rerouted;          /* fetches that were turned away */
@@ -147,8 +158,8 @@ bool tl_conn_is_up(const struct tl_conn *conn);
  * fetch has made elsewhere is dropped. fetch->allocator is set while the engine has the fetch. */
 void tl_conn_fetch(struct tl_conn *conn, struct tl_fetch *fetch);
 /* Gives the fetch up. done follows once no write of the peer can land in the destination any more: with TL_OK when the
- * tensor has arrived meanwhile, with TL_RESOURCE_EXHAUSTED when the fetch was waiting for memory of the pool or for a
- * handle, else with TL_CANCELLED. */
+ * tensor has arrived meanwhile, with TL_RESOURCE_EXHAUSTED when the fetch was waiting for memory of the pool, else
+ * with TL_CANCELLED. */
 void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch);
 
 /* Closes the connection once it is idle. New requests of the peer are refused with TL_UNAVAILABLE meanwhile. */

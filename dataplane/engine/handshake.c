@@ -302,7 +302,8 @@ void handshake_start(struct tl_conn *conn)
 
 /* ----------------------------------------------------------------------------------------------------- address -- */
 
-#define ADDRESS_HEAD_BYTES 32
+#define ADDRESS_HEAD_BYTES 44
+#define MAX_SLOT_BYTES 65536
 
 static void put_number(uint8_t **place, uint64_t value, unsigned len_bytes)
 {
@@ -327,7 +328,10 @@ uint32_t tl_conn_get_address(const struct tl_conn *conn, uint8_t *ret_bytes)
     put_number(&place, conn->handshake.self_incarnation, 8);
     put_number(&place, conn->handshake.keys.own_token, 8);
     put_number(&place, conn->engine->options.slot_count, 4);
-    put_number(&place, conn->requests.capacity, 4);
+    put_number(&place, TL_SLOT_BYTES, 4);
+    put_number(&place, conn->engine->options.inline_bytes, 4);
+    put_number(&place, conn->engine->options.request_count, 4);
+    put_number(&place, conn_key_limit(conn), 4);
     put_number(&place, pair.len_bytes, 4);
     _Static_assert(ADDRESS_HEAD_BYTES + TL_PAIR_ADDRESS_MAX_BYTES <= TL_CONN_ADDRESS_BYTES, "fits");
     memcpy(place, pair.bytes, pair.len_bytes);
@@ -338,7 +342,10 @@ uint32_t tl_conn_get_address(const struct tl_conn *conn, uint8_t *ret_bytes)
 struct pair_address {
     uint64_t token;
     uint32_t slot_count;
+    uint32_t slot_bytes;
+    uint32_t inline_bytes;
     uint32_t request_count;
+    uint32_t key_count;
     struct tl_pair_address pair;
 };
 
@@ -362,17 +369,25 @@ static enum tl_status read_address(const struct tl_identity *peer, const uint8_t
     }
     uint64_t token = get_number(&place, 8);
     uint64_t slot_count = get_number(&place, 4);
+    uint64_t slot_bytes = get_number(&place, 4);
+    uint64_t inline_bytes = get_number(&place, 4);
     uint64_t request_count = get_number(&place, 4);
+    uint64_t key_count = get_number(&place, 4);
     uint64_t pair_bytes = get_number(&place, 4);
-    bool is_sane = slot_count >= 16 && slot_count <= 65536 && request_count > 0 && request_count <= TL_MAX_REQUESTS &&
-                   pair_bytes <= TL_PAIR_ADDRESS_MAX_BYTES && pair_bytes == len_bytes - ADDRESS_HEAD_BYTES;
+    bool is_sane = slot_count >= 16 && slot_count <= 65536 && slot_bytes >= TL_LEAST_SLOT_BYTES &&
+                   slot_bytes <= MAX_SLOT_BYTES && inline_bytes <= slot_bytes - TL_INLINE_HEAD_BYTES &&
+                   request_count > 0 && request_count <= TL_MAX_REQUESTS && pair_bytes <= TL_PAIR_ADDRESS_MAX_BYTES &&
+                   pair_bytes == len_bytes - ADDRESS_HEAD_BYTES;
     if (!is_sane) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "%s: a pair address of %u bytes with an invalid count or length", peer->name, len_bytes);
     }
     *ret_address = (struct pair_address){.token = token,
                                          .slot_count = (uint32_t)slot_count,
+                                         .slot_bytes = (uint32_t)slot_bytes,
+                                         .inline_bytes = (uint32_t)inline_bytes,
                                          .request_count = (uint32_t)request_count,
+                                         .key_count = (uint32_t)key_count,
                                          .pair = {.len_bytes = (uint32_t)pair_bytes}};
     memcpy(ret_address->pair.bytes, place, (size_t)pair_bytes);
     return TL_OK;
@@ -395,7 +410,10 @@ enum tl_status handshake_address_received(struct tl_conn *conn, const uint8_t *b
     if (status != TL_OK) return status;
     conn->handshake.keys.peer_token = theirs.token;
     conn->credits.peer_slot_count = theirs.slot_count;
-    conn->requests.peer_capacity = theirs.request_count;
+    conn->credits.peer_slot_bytes = (uint32_t)tl_min_u64(theirs.slot_bytes, TL_SLOT_BYTES);
+    conn->requests.capacity = theirs.request_count;
+    conn_keys_agree(conn, theirs.key_count);
+    conn->responses.inline_bytes = (uint32_t)tl_min_u64(theirs.inline_bytes, TL_INLINE_BYTES);
     *ret_pair = theirs.pair;
     return TL_OK;
 }

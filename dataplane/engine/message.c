@@ -5,22 +5,28 @@
 #include "dataplane/engine/message.h"
 
 #include <endian.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "base/text.h"
 
-#define HEAD_BYTES 12
+#define HEAD_BYTES 8
 #define STATUS_BYTES 6 /* how long an ERROR_STATUS is before its text */
 #define NUMBER_MAX_BYTES 10
+#define HELLO_BYTES 28
 
 enum {
     FLAG_META_DATA = 1,
     FLAG_CHECKSUM = 2,
     FLAG_FINAL = 4,
+    FLAG_SUBSCRIPTION = 4, /* in REQUEST */
+    FLAG_INLINE = 4,       /* in DONE */
     FLAG_PING = 8,
+    FLAG_REMOTE = 8, /* in REQUEST */
     FLAG_PUBLISHED = 16,
+    FLAG_FIXED = 16, /* in REQUEST */
     FLAG_MAY_MAP = 32,
     FLAG_ON_DEVICE = 32, /* in SOURCE */
     FLAG_COPYING = 64,
@@ -38,13 +44,15 @@ struct layout {
     bool has_destination;
     bool has_status;
     bool has_checksum_field; /* the message has a checksum when its flag is set */
+    bool has_data;           /* the message has data when its flag is set */
 };
 
 static const struct layout layouts[] = {
     [TL_MESSAGE_HELLO] = {.name = "HELLO", .has_hello = true, .has_destination = true},
     [TL_MESSAGE_PROBED] = {.name = "PROBED"},
     [TL_MESSAGE_REQUEST] = {.name = "REQUEST",
-                            .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_MAY_MAP | FLAG_COPYING | FLAG_READING,
+                            .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_SUBSCRIPTION | FLAG_REMOTE | FLAG_FIXED |
+                                     FLAG_MAY_MAP | FLAG_COPYING | FLAG_READING,
                             .has_request = true,
                             .has_destination = true},
     [TL_MESSAGE_META_DATA_UPDATE] = {.name = "META_DATA_UPDATE",
@@ -52,9 +60,10 @@ static const struct layout layouts[] = {
                                      .has_step = true},
     [TL_MESSAGE_RE_REQUEST] = {.name = "RE_REQUEST", .flags = FLAG_COPYING, .has_destination = true},
     [TL_MESSAGE_DONE] = {.name = "DONE",
-                         .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_PUBLISHED,
+                         .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_INLINE | FLAG_PUBLISHED,
                          .has_step = true,
-                         .has_checksum_field = true},
+                         .has_checksum_field = true,
+                         .has_data = true},
     [TL_MESSAGE_ERROR_STATUS] = {.name = "ERROR_STATUS", .flags = FLAG_FINAL, .has_status = true},
     [TL_MESSAGE_CANCEL] = {.name = "CANCEL"},
     [TL_MESSAGE_CANCELLED] = {.name = "CANCELLED"},
@@ -80,14 +89,15 @@ const char *tl_message_name(enum tl_message_type type)
 
 /* ----------------------------------------------------------------------------------------------------- writing -- */
 
-#define REQUEST_MAX_BYTES (4 * NUMBER_MAX_BYTES) /* how long a REQUEST is before its key */
+#define REQUEST_MAX_BYTES (6 * NUMBER_MAX_BYTES) /* how long a REQUEST is before the text of its key */
 #define META_DATA_MAX_BYTES (3 + NUMBER_MAX_BYTES * (TL_MAX_RANK + 1))
 /* The longest key and the longest text, so that nothing need be counted while a message is written. */
 #define KEY_MAX_BYTES                                                                                                  \
-    (TL_SLOT_BYTES - HEAD_BYTES - REQUEST_MAX_BYTES - META_DATA_MAX_BYTES - 1 - TL_DESCRIPTOR_MAX_BYTES)
-#define TEXT_MAX_BYTES (TL_SLOT_BYTES - HEAD_BYTES - STATUS_BYTES)
+    (TL_MESSAGE_BYTES - HEAD_BYTES - REQUEST_MAX_BYTES - META_DATA_MAX_BYTES - 1 - TL_DESCRIPTOR_MAX_BYTES)
+#define TEXT_MAX_BYTES (TL_MESSAGE_BYTES - HEAD_BYTES - STATUS_BYTES)
 _Static_assert(TL_MESSAGE_KEY_BYTES <= KEY_MAX_BYTES && TL_ERROR_MESSAGE_BYTES <= TEXT_MAX_BYTES,
-               "slots are too small");
+               "messages are too short");
+_Static_assert(TL_BATCH_HEAD_BYTES + TL_MESSAGE_BYTES <= TL_SLOT_BYTES, "slots are too small");
 
 static inline uint8_t *put_u16(uint8_t *at, uint64_t value)
 {
@@ -136,15 +146,35 @@ static uint8_t *put_meta_data(uint8_t *at, const struct tl_meta_data *meta_data)
     return put_number(at, meta_data->size_bytes);
 }
 
-static uint8_t *put_request(uint8_t *at, const struct tl_message *message)
+#define KEY_FORM_BITS 2
+
+static inline bool has_text(const struct tl_message *message)
 {
+    return message->key_form == TL_KEY_TEXT || message->key_form == TL_KEY_NEW;
+}
+
+static uint8_t *put_key(uint8_t *at, const struct tl_message *message)
+{
+    unsigned form = (unsigned)message->key_form;
+    if (!has_text(message)) return put_number(at, (uint64_t)message->key_number << KEY_FORM_BITS | form);
     size_t key_bytes = strlen(message->key);
     TL_CHECK(key_bytes <= KEY_MAX_BYTES);
+    if (message->key_form == TL_KEY_NEW) {
+        at = put_number(at, (uint64_t)message->key_number << KEY_FORM_BITS | form);
+        at = put_number(at, key_bytes);
+    } else {
+        at = put_number(at, (uint64_t)key_bytes << KEY_FORM_BITS | form);
+    }
+    return put_bytes(at, message->key, key_bytes);
+}
+
+static uint8_t *put_request(uint8_t *at, const struct tl_message *message)
+{
     at = put_number(at, message->number);
     at = put_number(at, message->step);
     at = put_number(at, message->expected_step);
-    at = put_number(at, key_bytes);
-    return put_bytes(at, message->key, key_bytes);
+    if (message->subscription != 0) at = put_number(at, message->subscription);
+    return put_key(at, message);
 }
 
 static uint8_t *put_hello(uint8_t *at, const struct tl_message *message)
@@ -170,20 +200,31 @@ static uint8_t *put_status(uint8_t *at, const struct tl_message *message)
     return put_bytes(at, message->text, text_bytes);
 }
 
+/* Some flags mean another thing in another type. */
+static unsigned flags_of(const struct tl_message *message)
+{
+    unsigned flags = (message->has_meta_data ? FLAG_META_DATA : 0) | (message->has_checksum ? FLAG_CHECKSUM : 0) |
+                     (message->is_copying ? FLAG_COPYING : 0) | (message->is_reading ? FLAG_READING : 0);
+    if (message->type == TL_MESSAGE_REQUEST) {
+        flags |= (message->subscription != 0 ? FLAG_SUBSCRIPTION : 0) | (message->is_remote ? FLAG_REMOTE : 0) |
+                 (message->is_fixed ? FLAG_FIXED : 0);
+    } else {
+        bool has_4 = message->type == TL_MESSAGE_DONE ? message->is_inline : message->is_final;
+        flags |= (has_4 ? FLAG_FINAL : 0) | (message->is_ping ? FLAG_PING : 0) |
+                 (message->is_published ? FLAG_PUBLISHED : 0);
+    }
+    bool has_32 = message->type == TL_MESSAGE_SOURCE ? message->is_on_device : message->may_map;
+    flags |= has_32 ? FLAG_MAY_MAP : 0;
+    return flags & layouts[message->type].flags;
+}
+
 uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
 {
     const struct layout *layout = &layouts[message->type];
-    unsigned flags =
-        (message->has_meta_data ? FLAG_META_DATA : 0) | (message->has_checksum ? FLAG_CHECKSUM : 0) |
-        (message->is_final ? FLAG_FINAL : 0) | (message->is_ping ? FLAG_PING : 0) |
-        (message->is_published ? FLAG_PUBLISHED : 0) |
-        ((message->type == TL_MESSAGE_SOURCE ? message->is_on_device : message->may_map) ? FLAG_MAY_MAP : 0) |
-        (message->is_copying ? FLAG_COPYING : 0) | (message->is_reading ? FLAG_READING : 0);
-    flags &= layout->flags;
+    unsigned flags = flags_of(message);
     buffer[0] = (uint8_t)message->type;
     buffer[1] = (uint8_t)flags;
-    uint8_t *at = put_u32(buffer + 4, message->consumed);
-    at = put_u32(at, message->handle);
+    uint8_t *at = put_u32(buffer + 4, message->handle);
     if (layout->has_hello) at = put_hello(at, message);
     if (layout->has_request) at = put_request(at, message);
     if (layout->has_step) at = put_number(at, message->step);
@@ -192,9 +233,32 @@ uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
     if ((flags & FLAG_META_DATA) != 0) at = put_meta_data(at, &message->meta_data);
     if (layout->has_destination) at = put_destination(at, &message->destination);
     if (layout->has_status) at = put_status(at, message);
+    if (layout->has_data && message->is_inline)
+        at = put_bytes(at, message->data, (size_t)message->meta_data.size_bytes);
     uint32_t len_bytes = (uint32_t)(at - buffer);
     (void)put_u16(buffer + 2, len_bytes);
     return len_bytes;
+}
+
+uint32_t tl_message_most_bytes(const struct tl_message *message)
+{
+    const struct layout *layout = &layouts[message->type];
+    size_t most_bytes = HEAD_BYTES;
+    if (layout->has_hello) most_bytes += HELLO_BYTES;
+    if (layout->has_request) most_bytes += REQUEST_MAX_BYTES + (has_text(message) ? strlen(message->key) : 0);
+    if (layout->has_step) most_bytes += NUMBER_MAX_BYTES;
+    if (layout->has_offset) most_bytes += NUMBER_MAX_BYTES;
+    if (layout->has_checksum_field && message->has_checksum) most_bytes += sizeof(message->checksum);
+    if (message->has_meta_data) most_bytes += 3 + NUMBER_MAX_BYTES * (message->meta_data.shape.rank + 1);
+    if (layout->has_destination) most_bytes += 1 + (size_t)message->destination.len_bytes;
+    if (layout->has_status) most_bytes += STATUS_BYTES + strnlen(message->text, TL_ERROR_MESSAGE_BYTES - 1);
+    if (layout->has_data && message->is_inline) most_bytes += (size_t)message->meta_data.size_bytes;
+    return (uint32_t)most_bytes;
+}
+
+void tl_batch_encode_head(uint8_t *buffer, uint32_t consumed)
+{
+    (void)put_u32(buffer, consumed);
 }
 
 /* ----------------------------------------------------------------------------------------------------- reading -- */
@@ -302,7 +366,7 @@ static enum tl_status take_meta_data(struct reader *reader, struct tl_meta_data 
 
 static enum tl_status take_hello(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
 {
-    const uint8_t *at = take(reader, 28);
+    const uint8_t *at = take(reader, HELLO_BYTES);
     if (at == NULL) return too_short(ret_error);
     message->version = get_u32(at);
     message->incarnation = get_u64(at + 4);
@@ -311,19 +375,36 @@ static enum tl_status take_hello(struct reader *reader, struct tl_message *messa
     return TL_OK;
 }
 
-static enum tl_status take_request(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
+static enum tl_status take_key(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
 {
-    uint64_t key_bytes;
-    if (!take_number(reader, &message->number) || !take_number(reader, &message->step) ||
-        !take_number(reader, &message->expected_step) || !take_number(reader, &key_bytes)) {
-        return bad_number(ret_error);
-    }
+    uint64_t field;
+    if (!take_number(reader, &field)) return bad_number(ret_error);
+    message->key_form = (enum tl_key_form)(field & ((1u << KEY_FORM_BITS) - 1));
+    field >>= KEY_FORM_BITS;
+    if (message->key_form != TL_KEY_TEXT && field > UINT32_MAX)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a key with the number %" PRIu64, field);
+    message->key_number = message->key_form == TL_KEY_TEXT ? 0 : (uint32_t)field;
+    if (message->key_form == TL_KEY_NEW && !take_number(reader, &field)) return bad_number(ret_error);
+    if (message->key_form == TL_KEY_AS_BEFORE && message->has_meta_data)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "meta-data twice");
+    if (!has_text(message)) return TL_OK;
     message->key = message->text_capacity;
-    message->key_bytes = (size_t)key_bytes;
-    bool is_text = take_text(reader, message->key_bytes, message->text_capacity, TL_MESSAGE_KEY_BYTES + 1);
+    message->key_bytes = (size_t)field;
+    bool is_text = take_text(reader, field, message->text_capacity, TL_MESSAGE_KEY_BYTES + 1);
     if (is_text && message->text_capacity[0] != '\0') return TL_OK;
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a key that is not UTF-8 of 1 to %d bytes",
                         TL_MESSAGE_KEY_BYTES);
+}
+
+static enum tl_status take_request(struct reader *reader, bool has_subscription, struct tl_message *message,
+                                   struct tl_error *ret_error)
+{
+    if (!take_number(reader, &message->number) || !take_number(reader, &message->step) ||
+        !take_number(reader, &message->expected_step) ||
+        (has_subscription && (!take_number(reader, &message->subscription) || message->subscription == 0))) {
+        return bad_number(ret_error);
+    }
+    return take_key(reader, message, ret_error);
 }
 
 static enum tl_status take_value(struct reader *reader, const struct layout *layout, struct tl_message *message,
@@ -365,16 +446,26 @@ static enum tl_status take_destination(struct reader *reader, struct tl_descript
     return TL_OK;
 }
 
-static enum tl_status take_body(struct reader *reader, const struct layout *layout, struct tl_message *message,
-                                struct tl_error *ret_error)
+static enum tl_status take_data(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
+{
+    uint64_t size_bytes = message->meta_data.size_bytes;
+    message->data = take(reader, size_bytes);
+    if (message->has_meta_data && size_bytes > 0 && message->data != NULL) return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "an inline value without its bytes or its meta-data");
+}
+
+static enum tl_status take_body(struct reader *reader, const struct layout *layout, unsigned flags,
+                                struct tl_message *message, struct tl_error *ret_error)
 {
     enum tl_status status = TL_OK;
     if (layout->has_hello) status = take_hello(reader, message, ret_error);
-    if (status == TL_OK && layout->has_request) status = take_request(reader, message, ret_error);
+    if (status == TL_OK && layout->has_request)
+        status = take_request(reader, (flags & FLAG_SUBSCRIPTION) != 0, message, ret_error);
     if (status == TL_OK && layout->has_step) status = take_value(reader, layout, message, ret_error);
     if (status == TL_OK && message->has_meta_data) status = take_meta_data(reader, &message->meta_data, ret_error);
     if (status == TL_OK && layout->has_destination) status = take_destination(reader, &message->destination, ret_error);
     if (status == TL_OK && layout->has_status) status = take_status(reader, message, ret_error);
+    if (status == TL_OK && message->is_inline) status = take_data(reader, message, ret_error);
     return status;
 }
 
@@ -396,21 +487,46 @@ enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struc
     message->type = (enum tl_message_type)type;
     message->has_meta_data = (flags & FLAG_META_DATA) != 0;
     message->has_checksum = (flags & FLAG_CHECKSUM) != 0;
-    message->is_final = (flags & FLAG_FINAL) != 0;
-    message->is_ping = (flags & FLAG_PING) != 0;
-    message->is_published = (flags & FLAG_PUBLISHED) != 0;
+    message->is_final = type == TL_MESSAGE_ERROR_STATUS && (flags & FLAG_FINAL) != 0;
+    message->is_inline = type == TL_MESSAGE_DONE && (flags & FLAG_INLINE) != 0;
+    message->is_ping = type == TL_MESSAGE_CREDIT && (flags & FLAG_PING) != 0;
+    message->is_remote = type == TL_MESSAGE_REQUEST && (flags & FLAG_REMOTE) != 0;
+    message->is_fixed = type == TL_MESSAGE_REQUEST && (flags & FLAG_FIXED) != 0;
+    message->is_published = type != TL_MESSAGE_REQUEST && (flags & FLAG_PUBLISHED) != 0;
     message->may_map = type != TL_MESSAGE_SOURCE && (flags & FLAG_MAY_MAP) != 0;
     message->is_on_device = type == TL_MESSAGE_SOURCE && (flags & FLAG_ON_DEVICE) != 0;
     message->is_copying = (flags & FLAG_COPYING) != 0;
     message->is_reading = (flags & FLAG_READING) != 0;
-    message->consumed = get_u32(bytes + 4);
-    message->handle = get_u32(bytes + 8);
+    message->handle = get_u32(bytes + 4);
     struct reader reader = {.at = bytes + HEAD_BYTES, .end = bytes + len_bytes};
-    enum tl_status status = take_body(&reader, layout, message, ret_error);
+    enum tl_status status = take_body(&reader, layout, flags, message, ret_error);
     if (status == TL_OK && reader.at != reader.end) {
         status = tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                               "a message of %u bytes that continues after its last field", len_bytes);
     }
     if (status != TL_OK) tl_error_prefix(ret_error, "%s: ", layout->name);
     return status;
+}
+
+enum tl_status tl_batch_decode_head(const uint8_t *bytes, uint32_t len_bytes, struct tl_batch *ret_batch,
+                                    struct tl_error *ret_error)
+{
+    if (len_bytes <= TL_BATCH_HEAD_BYTES) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a batch of %u bytes without a message", len_bytes);
+    }
+    *ret_batch =
+        (struct tl_batch){.at = bytes + TL_BATCH_HEAD_BYTES, .end = bytes + len_bytes, .consumed = get_u32(bytes)};
+    return TL_OK;
+}
+
+bool tl_batch_next(struct tl_batch *batch, const uint8_t **ret_bytes, uint32_t *ret_len_bytes)
+{
+    uint32_t left_bytes = (uint32_t)(batch->end - batch->at);
+    if (left_bytes == 0) return false;
+    uint32_t len_bytes = left_bytes >= HEAD_BYTES ? (uint32_t)get_u16(batch->at + 2) : left_bytes;
+    if (len_bytes < HEAD_BYTES || len_bytes > left_bytes) len_bytes = left_bytes;
+    *ret_bytes = batch->at;
+    *ret_len_bytes = len_bytes;
+    batch->at += len_bytes;
+    return true;
 }

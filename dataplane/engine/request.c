@@ -5,15 +5,16 @@
  * Happy path: the meta-data is known from the last value of the key. The destination is made, REQUEST says where to
  * write, the writes arrive and are counted by their immediates, the exposure is revoked, and the fetch is completed.
  * Meta-data that is unknown or has changed costs one META_DATA_UPDATE and one RE_REQUEST. A value without bytes comes
- * as a DONE, and changes nothing of what is known of the key. A value that may be mapped may come as a MAPPED. A
+ * as a DONE, and changes nothing of what is known of the key. A small value comes inside of its DONE, into memory that
+ * no peer reaches; then nothing is remembered of the key. A value that may be mapped may come as a MAPPED. A
  * receiver that reads gets a SOURCE (request_read.c).
  *
  * Failure modes: memory that cannot be registered is replaced by a bounce buffer in the pool. When the pool is full,
- * the request waits for memory before the peer hears of it, or gives the source back that it cannot read yet; a tensor
- * larger than the pool fails. A cancelled request
- * keeps its memory until the peer says CANCELLED; a peer that does not say it in time costs the connection. When the
- * connection ends, fetches end with UNAVAILABLE once the queue pair is drained, when nothing can write their memory any
- * more. Answers to handles that are over are counted and dropped.
+ * the request asks without a place, waits for memory when the peer has the value, or gives the source back that it
+ * cannot read yet; a tensor larger than the pool fails. A cancelled request keeps its memory until the peer says
+ * CANCELLED; a peer that does not say it in time costs the connection. When the connection ends, fetches end with
+ * UNAVAILABLE once the queue pair is drained, when nothing can write their memory any more. Answers to handles that are
+ * over are counted and dropped.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -28,16 +29,11 @@
 
 /* ----------------------------------------------------------------------------------------------- from the peer -- */
 
-static struct request *find(struct tl_conn *conn, uint32_t handle_)
+static struct request *find(struct tl_conn *conn, uint32_t handle)
 {
-    uint32_t index = tl_handle_index(handle_);
-    struct request *request = index < conn->requests.capacity ? conn->requests.by_index[index] : NULL;
-    if (request != NULL && request->handle == handle_) {
-        conn->requests.has_progressed = true;
-        return request;
-    }
-    conn->engine->stats.late_answers++;
-    return NULL;
+    struct request *request = conn_find_request(conn, handle);
+    if (request == NULL) conn->engine->stats.late_answers++;
+    return request;
 }
 
 static void expect(struct request *request, const struct tl_message *message)
@@ -47,11 +43,12 @@ static void expect(struct request *request, const struct tl_message *message)
     request->expected.is_published = message->is_published;
     request->expected.is_mapped = false;
     request->has_meta_data = true;
+    tl_fetch_begun(request->fetch);
 }
 
 static void remember(struct request *request)
 {
-    tl_meta_cache_put(request->conn->requests.cache, request->fetch->key, &request->expected);
+    tl_asked_keys_expect(&request->conn->requests.keys, request->key_number, request->fetch->key, &request->expected);
 }
 
 static void handle_meta_data(struct request *request, const struct tl_message *message)
@@ -95,13 +92,67 @@ static void handle_empty(struct request *request, const struct tl_message *messa
         expect(request, message);
         if (request_place(request, NULL, &error) != PLACING_DONE) request_set_result(request, &error);
     }
-    request->has_checksum = message->has_checksum;
-    request->checksum = message->checksum;
+    request->answer.has_checksum = message->has_checksum;
+    request->answer.checksum = message->checksum;
+    request_handle(request, REQUEST_EVENT_COMPLETE);
+}
+
+/* The next value is asked for without a place. */
+static void remember_nothing(struct request *request)
+{
+    const struct tl_meta_cached nothing = {.meta_data = {.size_bytes = 0}};
+    if (request->has_meta_data)
+        tl_asked_keys_expect(&request->conn->requests.keys, request->key_number, request->fetch->key, &nothing);
+}
+
+/* Copies an inline value into its destination, which is made outside of the pool. A peer to which another destination
+ * is exposed may write there until that is over. */
+static enum tl_status take_inline(struct request *request, const struct tl_message *message, struct tl_error *ret_error)
+{
+    struct tl_fetch *fetch = request->fetch;
+    uint64_t size_bytes = message->meta_data.size_bytes;
+    bool is_any = message->is_published || fetch->subscription != 0;
+    void *address;
+    remember_nothing(request);
+    fetch->allocator = NULL;
+    enum tl_status status =
+        tl_fetch_start(fetch, &message->meta_data, 1, is_any ? message->step : fetch->step, ret_error);
+    fetch->allocator = &request->conn->requests.placing.allocator;
+    if (status == TL_OK) status = tl_fetch_next(fetch, size_bytes, &address, ret_error);
+    if (status != TL_OK) return status;
+    memcpy(address, message->data, (size_t)size_bytes);
+    tl_fetch_advance(fetch, size_bytes);
+    request->received_bytes = size_bytes;
+    request->answer.is_inline = true;
+    request->conn->engine->stats.bytes_received += size_bytes;
+    return TL_OK;
+}
+
+static void handle_inline(struct request *request, const struct tl_message *message)
+{
+    struct tl_conn *conn = request->conn;
+    uint64_t size_bytes = message->meta_data.size_bytes;
+    if (request->received_bytes > 0 || size_bytes > conn->engine->options.inline_bytes ||
+        request->fetch->is_for_device) {
+        conn_protocol_error(conn, "an inline value of %" PRIu64 " bytes for %s, which the request does not allow",
+                            size_bytes, request->fetch->key);
+        return;
+    }
+    bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
+    struct tl_error error;
+    if (is_wanted && request->result == NULL && take_inline(request, message, &error) != TL_OK)
+        request_set_result(request, &error);
+    request->answer.has_checksum = message->has_checksum;
+    request->answer.checksum = message->checksum;
     request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
 static void handle_done(struct request *request, const struct tl_message *message)
 {
+    if (message->is_inline) {
+        handle_inline(request, message);
+        return;
+    }
     if (message->has_meta_data) {
         handle_empty(request, message);
         return;
@@ -119,14 +170,14 @@ static void handle_done(struct request *request, const struct tl_message *messag
     request->expected.is_published = message->is_published;
     request->fetch->offer_step = message->step;
     remember(request);
-    request->has_checksum = message->has_checksum;
-    request->checksum = message->checksum;
+    request->answer.has_checksum = message->has_checksum;
+    request->answer.checksum = message->checksum;
     request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
 static void handle_mapped(struct request *request, const struct tl_message *message)
 {
-    if (!request->may_map || !message->has_meta_data || message->meta_data.size_bytes == 0 ||
+    if (!request->mapping.is_allowed || !message->has_meta_data || message->meta_data.size_bytes == 0 ||
         request->received_bytes > 0) {
         conn_protocol_error(request->conn, "MAPPED for %s, which the request does not allow", request->fetch->key);
         return;
@@ -140,7 +191,8 @@ static void handle_source(struct request *request, const struct tl_message *mess
 {
     bool is_open = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
     if (!request->is_reading || !is_open || !message->has_meta_data || message->meta_data.size_bytes == 0 ||
-        message->destination.len_bytes == 0) {
+        message->destination.len_bytes == 0 ||
+        (request->conn->pair->ops->find_memory != NULL && message->meta_data.dtype == TL_STRING)) {
         conn_protocol_error(request->conn, "SOURCE for %s, which the request does not allow", request->fetch->key);
         return;
     }
@@ -155,7 +207,8 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
     if (request == NULL) return;
     conn_credits_seen(conn, request->sent_slot);
     /* It was given up without waiting for the answer, which comes all the same. */
-    if (request->has_source && request->state == REQUEST_FINISHED && message->type == TL_MESSAGE_CANCELLED) {
+    bool is_over = request->state == REQUEST_FINISHED || request->state == REQUEST_COPYING;
+    if (request->has_source && is_over && message->type == TL_MESSAGE_CANCELLED) {
         conn->engine->stats.late_answers++;
         return;
     }
@@ -233,7 +286,12 @@ void request_advance_early(struct request *request)
 {
     struct tl_error error; /* complete() finds it again */
     bool is_coming = request->state == REQUEST_ASKED || request->state == REQUEST_READING;
-    if (request->bounce_buffer == NULL || !is_coming || advance(request, &error) != TL_OK) return;
+    if (request->bounce_buffer == NULL || !is_coming) return;
+    if (request->landing.is_on_device) {
+        request_copy_on(request);
+        return;
+    }
+    if (advance(request, &error) != TL_OK) return;
     if (request->fetch->received_bytes < request->received_bytes) conn_pump_later(request->conn);
 }
 
@@ -250,6 +308,7 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
                             request->fetch->key, is_awaited ? left_bytes : 0);
         return;
     }
+    if (request->received_bytes == 0) tl_fetch_begun(request->fetch);
     request->received_bytes += len_bytes;
     request->sender_flags |= immediate & (TL_IMMEDIATE_SENDER_COPYING | TL_IMMEDIATE_ON_DEVICE);
     request->is_done_expected |= (immediate & TL_IMMEDIATE_DONE_FOLLOWS) != 0;
@@ -259,10 +318,8 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
 
 /* --------------------------------------------------------------------------------------------------- beginning -- */
 
-/* The transport_state of a fetch that ends without a request. */
-static char given_up;         /* it was cancelled */
-static char given_up_waiting; /* it was cancelled while it waited for a handle */
-static char rerouted;
+/* The transport_state of a fetch that was cancelled before it had a request. */
+static char given_up;
 
 /* Returns a spare request or a new one; NULL when there is no memory. */
 static struct request *request_create(struct tl_conn *conn)
@@ -282,26 +339,32 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
 {
     struct request *request = request_create(conn);
     if (request == NULL) return false;
-    uint32_t index = conn->requests.free_indexes[--conn->requests.free_count];
+    if (!conn_take_handle(conn, request, &request->handle)) {
+        tl_list_push_front(&conn->requests.spare, &request->place);
+        return false;
+    }
     request->state = REQUEST_PREPARING;
     request->fetch = fetch;
-    request->handle = tl_handle(index, conn->requests.generations[index]);
-    conn->requests.by_index[index] = request;
     fetch->transport_state = request;
-    /* A request never waits for the pool while it holds a block of it. So under is_bounce_forced, where each request
-     * has a bounce buffer in the pool, destinations lie elsewhere. */
-    fetch->allocator = conn->engine->options.is_bounce_forced ? NULL : &conn->requests.placing.allocator;
+    fetch->allocator = &conn->requests.placing.allocator;
     tl_fetch_restart(fetch);
-    request->is_reading = requests_are_read(conn);
+    request->key_number = tl_asked_keys_get(&conn->requests.keys, fetch->key);
+    request->is_reading = requests_are_read(conn) || requests_may_import(conn, fetch);
     if (request->is_reading) { /* the destination is made when SOURCE has come */
         request_handle(request, REQUEST_EVENT_READY);
         return true;
     }
-    request->has_meta_data = tl_meta_cache_find(conn->requests.cache, fetch->key, &request->expected);
-    request->may_map = fetch->may_map && !fetch->wants_checksum && conn->pair->ops->map != NULL;
+    /* A key whose last value was inline is asked without a place. */
+    const struct tl_meta_cached *expected =
+        tl_asked_keys_expected(&conn->requests.keys, request->key_number, fetch->key);
+    request->has_meta_data = expected != NULL;
+    if (expected != NULL) tl_meta_cached_copy(&request->expected, expected);
+    request->mapping.is_allowed = fetch->may_map && !fetch->wants_checksum && conn->pair->ops->map != NULL;
     /* A value that is mapped again needs no memory. */
-    if (request->may_map && request->has_meta_data && request->expected.is_mapped) request->has_meta_data = false;
-    if (!request->has_meta_data || request->expected.meta_data.size_bytes == 0) {
+    if (request->mapping.is_allowed && request->has_meta_data && request->expected.is_mapped)
+        request->has_meta_data = false;
+    request->has_meta_data = request->has_meta_data && requests_may_expose_early(conn);
+    if (!request->has_meta_data) {
         request_handle(request, REQUEST_EVENT_READY);
         return true;
     }
@@ -312,67 +375,20 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     case PLACING_WAITS:
         break;
     case PLACING_FAILED:
-        /* The last value does not fit the caller's destination; the next one may. */
-        request->has_meta_data = false;
+        /* The last value does not fit the caller's destination, and the next one may; or the pool has nothing to spare.
+         */
+        request_drop_place(request);
         request_handle(request, REQUEST_EVENT_READY);
         break;
     }
     return true;
 }
 
-/* Whether one more request can begin, here and at the peer. */
-static bool has_handle(const struct tl_conn *conn)
-{
-    return conn->requests.free_count > 0 &&
-           conn->requests.capacity - conn->requests.free_count < conn->requests.peer_capacity;
-}
-
-/* Waiting fetches wait for at most reroute_ns unless requests end meanwhile. */
-static void watch_waiting(struct tl_conn *conn)
-{
-    int64_t after_ns = conn->engine->options.reroute_ns;
-    if (after_ns == 0 || conn->requests.reroute_timer.heap_place != 0 || conn->state != CONN_UP) return;
-    conn->requests.has_progressed = false;
-    conn_arm(conn, &conn->requests.reroute_timer, after_ns);
-}
-
-/* Whether a request will end by itself: it waits for something else than its value, such as memory, or has a part of
- * it. */
-static bool is_any_progressing(const struct tl_conn *conn)
-{
-    for (uint32_t i = 0; i < conn->requests.capacity; i++) {
-        const struct request *request = conn->requests.by_index[i];
-        if (request == NULL) continue;
-        if (request->state != REQUEST_ASKED || request->received_bytes > 0) return true;
-    }
-    return false;
-}
-
-void requests_reroute(struct tl_timer *timer)
-{
-    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, requests.reroute_timer);
-    struct tl_list *place;
-    if (tl_list_is_empty(&conn->requests.waiting)) return;
-    if (conn->requests.has_progressed || has_handle(conn) || is_any_progressing(conn)) {
-        watch_waiting(conn);
-        return;
-    }
-    while ((place = tl_list_pop_front(&conn->requests.waiting)) != NULL) {
-        TL_CONTAINER_OF(place, struct tl_fetch, transport_link)->transport_state = &rerouted;
-        tl_list_push_back(&conn->requests.unrequested, place);
-        conn->engine->stats.rerouted++;
-    }
-    conn_pump_later(conn);
-}
-
 void requests_begin(struct tl_conn *conn)
 {
     while (!tl_list_is_empty(&conn->requests.waiting)) {
-        if (!has_handle(conn)) requests_free_completed(conn);
-        if (!has_handle(conn)) {
-            watch_waiting(conn);
-            return;
-        }
+        if (!conn_has_handle(conn)) requests_free_completed(conn);
+        if (!conn_has_handle(conn)) return; /* the next request that ends gives one */
         struct tl_fetch *fetch =
             TL_CONTAINER_OF(tl_list_pop_front(&conn->requests.waiting), struct tl_fetch, transport_link);
         if (!begin(conn, fetch)) tl_list_push_back(&conn->requests.unrequested, &fetch->transport_link);
@@ -392,13 +408,13 @@ void tl_conn_fetch(struct tl_conn *conn, struct tl_fetch *fetch)
 void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch)
 {
     const void *state = fetch->transport_state;
-    if (state == &given_up || state == &given_up_waiting) return;
-    if (state != NULL && state != &rerouted) {
+    if (state == &given_up) return;
+    if (state != NULL) {
         request_handle(fetch->transport_state, REQUEST_EVENT_CANCEL);
         return;
     }
     tl_list_remove(&fetch->transport_link);
-    fetch->transport_state = has_handle(conn) || conn->state != CONN_UP ? &given_up : &given_up_waiting;
+    fetch->transport_state = &given_up;
     tl_list_push_back(&conn->requests.unrequested, &fetch->transport_link);
     conn_pump_later(conn);
 }
@@ -407,12 +423,18 @@ void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch)
 
 static enum tl_path path_of(const struct request *request)
 {
-    if (request->is_mapped) return TL_PATH_MAPPED;
+    if (request->mapping.is_done) return TL_PATH_MAPPED;
     if (request->received_bytes == 0) return TL_PATH_NONE;
-    if (request->fetch->meta_data.dtype == TL_STRING) return TL_PATH_SERIALIZED;
-    if (request->bounce_buffer != NULL || (request->sender_flags & TL_IMMEDIATE_SENDER_COPYING) != 0)
-        return TL_PATH_BOUNCE;
-    return (request->sender_flags & TL_IMMEDIATE_ON_DEVICE) != 0 ? TL_PATH_GPU_DIRECT : TL_PATH_ZERO_COPY;
+    if (tl_fetch_meta_data(request->fetch)->dtype == TL_STRING) return TL_PATH_SERIALIZED;
+    if (request->answer.is_inline) return TL_PATH_INLINE;
+    if (request->landing.import != NULL) return TL_PATH_GPU_IPC;
+    bool is_from_device = (request->sender_flags & TL_IMMEDIATE_ON_DEVICE) != 0;
+    bool is_sender_copying = (request->sender_flags & TL_IMMEDIATE_SENDER_COPYING) != 0;
+    bool is_copying = request->bounce_buffer != NULL;
+    if ((is_sender_copying && is_from_device) || (is_copying && request->landing.is_on_device))
+        return TL_PATH_GPU_PROXY;
+    if (is_sender_copying || is_copying) return TL_PATH_BOUNCE;
+    return is_from_device || request->landing.is_on_device ? TL_PATH_GPU_DIRECT : TL_PATH_ZERO_COPY;
 }
 
 /* Completes a request whose bytes are in the destination or its bounce buffer, where the peer cannot write them any
@@ -422,16 +444,17 @@ static enum tl_path path_of(const struct request *request)
 static bool complete(struct request *request, struct tl_error *ret_result)
 {
     struct tl_fetch *fetch = request->fetch;
-    if (!request->is_mapped && advance(request, ret_result) != TL_OK) return true;
+    if (!request->mapping.is_done && advance(request, ret_result) != TL_OK) return true;
     if (fetch->received_bytes < request->received_bytes) return false;
     fetch->path = path_of(request);
     fetch->path_reason =
-        request->bounce_buffer != NULL      ? request->bounce_reason
-        : fetch->path == TL_PATH_GPU_DIRECT ? NULL
+        request->answer.is_inline                                             ? NULL
+        : request->bounce_buffer != NULL                                      ? request->bounce_reason
+        : fetch->path == TL_PATH_GPU_DIRECT || fetch->path == TL_PATH_GPU_IPC ? NULL
         : fetch->path == TL_PATH_ZERO_COPY
             ? (request->conn->engine->options.is_reading ? request_how_read(request) : request_why_not_mapped(request))
             : "copied by the owner";
-    if (tl_fetch_verify(fetch, request->has_checksum, request->checksum, ret_result) == TL_OK) {
+    if (tl_fetch_verify(fetch, request->answer.has_checksum, request->answer.checksum, ret_result) == TL_OK) {
         ret_result->code = TL_OK;
         request->conn->engine->stats.tensors_received++;
     }
@@ -441,14 +464,11 @@ static bool complete(struct request *request, struct tl_error *ret_result)
 void request_free(struct request *request)
 {
     struct tl_conn *conn = request->conn;
-    uint32_t index = tl_handle_index(request->handle);
     size_t begin = offsetof(struct request, fetch), end = offsetof(struct request, expected);
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->timer);
     tl_list_remove(&request->pending.place);
     tl_list_remove(&request->revoke.place);
-    conn->requests.by_index[index] = NULL;
-    conn->requests.generations[index]++;
-    conn->requests.free_indexes[conn->requests.free_count++] = (uint16_t)index;
+    conn_give_handle(conn, request->handle);
     tl_error_drop(request->result);
     memset((char *)request + begin, 0, end - begin);
     tl_list_push_front(&conn->requests.spare, &request->place);
@@ -495,8 +515,8 @@ static bool end_fetch(struct request *request)
     struct tl_error result;
     result.code = TL_OK;
     result.message[0] = '\0';
-    if (request->is_map_refused && request->is_cancelled) request_set_given_up(request);
-    if (request->is_map_refused && request->result == NULL) {
+    if (request->mapping.is_refused && request->is_cancelled) request_set_given_up(request);
+    if (request->mapping.is_refused && request->result == NULL) {
         request_ask_without_map(request);
         return true;
     }
@@ -512,18 +532,6 @@ static bool end_fetch(struct request *request)
     fetch->transport_state = NULL;
     fetch->ops->done(fetch, &result);
     return true;
-}
-
-static void explain_waiting(const struct tl_conn *conn, enum tl_status code, const char *prefix,
-                            struct tl_error *ret_error)
-{
-    uint32_t most =
-        conn->requests.capacity < conn->requests.peer_capacity ? conn->requests.capacity : conn->requests.peer_capacity;
-    tl_error_set(
-        ret_error, code,
-        "%sall %u requests that the data connection to %s takes at a time wait for their values; receive fewer "
-        "tensors at a time that were not sent yet",
-        prefix, most, conn->peer.name);
 }
 
 void requests_complete_fetches(struct tl_conn *conn)
@@ -543,12 +551,6 @@ void requests_complete_fetches(struct tl_conn *conn)
         struct tl_error error;
         if (fetch->transport_state == &given_up) {
             tl_error_set(&error, TL_CANCELLED, "%s was given up", fetch->key);
-        } else if (fetch->transport_state == &given_up_waiting) {
-            explain_waiting(conn, TL_RESOURCE_EXHAUSTED, "it waited to be requested: ", &error);
-        } else if (fetch->transport_state == &rerouted && conn->state == CONN_UP) {
-            explain_waiting(conn, TL_UNAVAILABLE, "", &error);
-            fetch->is_rerouted = true;
-            fetch->path_reason = tl_reason(error.message);
         } else if (conn->state == CONN_UP) {
             error = request_out_of_memory;
         } else {
@@ -567,20 +569,22 @@ void requests_break(struct tl_conn *conn)
         tl_error_set(&error, TL_UNAVAILABLE, "%s has closed the data connection", conn->peer.name);
     }
     tl_list_splice_back(&conn->requests.unrequested, &conn->requests.waiting);
-    for (uint32_t i = 0; i < conn->requests.capacity; i++) {
-        struct request *request = conn->requests.by_index[i];
-        if (request == NULL || request->state == REQUEST_FINISHED) continue;
+    for (uint32_t i = 0; i < conn->requests.handle_count; i++) {
+        struct request *request = conn->requests.handles[i].request;
+        if (request == NULL || request->state >= REQUEST_COPYING) continue;
         if (request->state == REQUEST_CANCELLING) request_set_given_up(request);
         if (request->state != REQUEST_REVOKING) request_set_result(request, &error);
         if (request->state != REQUEST_REVOKING && request->is_asked) request->fetch->is_unsettled = true;
         request_exposure_over(request);
         conn_cancel_memory_wait(&request->memory_wait);
+        request_drop_allocation(request);
+        if (request_is_importing(request)) request_leave_import(request);
         if (!request->is_registering && request->memory_wait == NULL) request_handle(request, REQUEST_EVENT_BROKEN);
     }
 }
 
 bool requests_are_over(const struct tl_conn *conn)
 {
-    return conn->requests.free_count == conn->requests.capacity && tl_list_is_empty(&conn->requests.waiting) &&
+    return conn->requests.open_count == 0 && tl_list_is_empty(&conn->requests.waiting) &&
            tl_list_is_empty(&conn->requests.unrequested);
 }

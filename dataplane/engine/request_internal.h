@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A request, as its files see it: request_states.c (the table of transitions), request_memory.c (where the bytes go),
- * request_posts.c (what it posts), request_map.c (values that are mapped), request_read.c (values that are read),
- * request.c (messages of the peer; how a request begins and ends).
+ * request_device.c (destinations on devices), request_posts.c (what it posts), request_map.c (values that are mapped),
+ * request_read.c (values that are read), request.c (messages of the peer; how a request begins and ends). The table of
+ * requests is in conn_handles.c.
  */
 #ifndef DATAPLANE_ENGINE_REQUEST_INTERNAL_H
 #define DATAPLANE_ENGINE_REQUEST_INTERNAL_H
@@ -10,9 +11,11 @@
 #include "dataplane/engine/conn_internal.h"
 
 /*
- *   PREPARING --memory is there--> QUEUED --posted--> ASKED --all has come--> REVOKING --revoked--> (completed, freed)
- *       ^                                               |  \---cancel--> CANCELLING --last word--> REVOKING
+ *   PREPARING --memory is there, or none now--> QUEUED --posted--> ASKED --all has come--> REVOKING --revoked-->
+ * COPYING ^                                               |  \---cancel--> CANCELLING --last word--> REVOKING
  *       \---revoked--- RENEWING <---META_DATA_UPDATE---/
+ *
+ *   COPYING --no copy is left--> (completed, freed)
  *
  *   One that reads: PREPARING --> QUEUED --posted--> ASKED --SOURCE--> PREPARING --memory is there--> QUEUED
  *       --first read is posted--> READING --all is read--> RELEASING --release is posted--> REVOKING
@@ -21,9 +24,10 @@
  */
 enum request_state {
     REQUEST_NEVER,      /* no state */
-    REQUEST_PREPARING,  /* waits for the registration thread to register the destination, or for memory of the pool;
-                           before it asks, and again after META_DATA_UPDATE or SOURCE */
-    REQUEST_QUEUED,     /* waits for a slot (and a window) to send REQUEST or RE_REQUEST, or for its turn to read */
+    REQUEST_PREPARING,  /* waits for the registration thread to register the destination, or for memory of a device;
+                           after  META_DATA_UPDATE or SOURCE for memory of the pool as well */
+    REQUEST_QUEUED,     /* waits for a slot to send REQUEST, for a slot and a window to send RE_REQUEST, or for its turn
+                           to read */
     REQUEST_ASKED,      /* waits for the peer's answer */
     REQUEST_RENEWING,   /* other memory is needed; waits until the peer cannot write the former memory */
     REQUEST_READING,    /* waits for its posted reads, or for its turn to post more */
@@ -32,6 +36,8 @@ enum request_state {
                            CANCEL is sent later, and it waits for its posted reads only */
     REQUEST_REVOKING,   /* has its result; waits until the peer cannot write its memory, which one that reads has never
                            exposed */
+    REQUEST_COPYING,    /* the peer cannot write any more, or the queue pair is drained; waits for copies to or from the
+                           device of its destination. Others have none, and leave this state at once */
     REQUEST_FINISHED,   /* waits in requests.finished until its fetch is completed */
 };
 
@@ -45,6 +51,7 @@ enum request_event {
     REQUEST_EVENT_READ,              /* the first read is posted */
     REQUEST_EVENT_RELEASED,          /* the release of the source is posted */
     REQUEST_EVENT_STOPPED,           /* one that reads is given up, and no read is posted */
+    REQUEST_EVENT_COPIED,            /* no copy to or from a device is left or under way */
     REQUEST_EVENT_LATE,              /* CANCEL has not been answered in time, or no memory has come for a source */
     REQUEST_EVENT_BROKEN,            /* the queue pair is drained, and no registration or memory wait is left */
     REQUEST_OWN_EVENTS,
@@ -60,6 +67,36 @@ enum request_event {
     REQUEST_EVENTS,
 };
 
+/* What DONE or SOURCE has said of the value. */
+struct request_answer {
+    bool is_inline; /* it has come inside of its DONE */
+    bool has_checksum;
+    uint64_t checksum;
+};
+
+/* A value that may be mapped (request_map.c). */
+struct request_mapping {
+    bool is_allowed; /* MAPPED is a possible answer */
+    bool is_done;
+    bool is_refused; /* the value cannot be mapped here: the fetch asks again */
+};
+
+/* A destination on a device (request_device.c). */
+struct request_landing {
+    bool is_on_device;                /* the destination is on a device: the CPU must not touch it */
+    bool is_piece_filled;             /* the block of the piece has its bytes */
+    struct tl_piece *piece;           /* a part of the destination, on its way to the device or back; NULL: none */
+    struct tl_allocation *allocation; /* makes a new destination; NULL: none is being made */
+    struct tl_tensor *allocated;      /* what it has brought, until that is placed */
+    uint64_t hashed_bytes;            /* read back from the device, for the checksum */
+
+    /* With a SOURCE in memory of a device that is imported (request_import.c). */
+    struct conn_import *import;    /* NULL: none yet */
+    struct request_import *copied; /* the copy out of it; NULL: none. It lies apart, since few requests have one */
+    const char *import_refusal;    /* why memory could not be imported, and its source went back; never freed */
+    bool is_copy_running;
+};
+
 /* An ended request is used again for the next one on the same connection. */
 struct request {
     struct tl_conn *conn;
@@ -73,6 +110,7 @@ struct request {
     struct tl_fetch *fetch;
     enum request_state state;
     uint32_t handle;
+    uint32_t key_number; /* the key's number, unless another key has it by now */
     uint32_t
         sender_flags; /* what the owner has said of the bytes: TL_IMMEDIATE_SENDER_COPYING, TL_IMMEDIATE_ON_DEVICE */
     bool is_asked;    /* REQUEST has been posted: the peer knows the handle */
@@ -83,25 +121,24 @@ struct request {
     bool is_place_sent;    /* the peer knows where to write the expected value */
     bool has_meta_data;    /* `expected` is set, from the cache or from META_DATA_UPDATE */
     bool is_exposed;       /* the peer may still write through the exposure */
+    bool is_early;         /* it was exposed before the peer has said that the value exists */
     bool is_done_expected; /* a DONE follows the data */
     bool is_answered;      /* a status has come, which is the peer's last answer */
-    bool has_checksum;
-    bool may_map; /* MAPPED is a possible answer */
-    bool is_mapped;
+    struct request_mapping mapping;
     bool is_reading;                      /* the bytes are to be read; the peer writes nothing */
     bool has_source;                      /* SOURCE has come, which is the peer's last answer unless it goes back */
     bool is_source_returned;              /* it went back, since there was no memory to read it into */
     uint32_t read_count;                  /* reads that are posted */
-    bool is_map_refused;                  /* the value cannot be mapped here: the fetch asks again */
     struct conn_memory_wait *memory_wait; /* NULL: it does not wait for memory */
-    struct tl_tensor *kept;               /* the destination, while it may be exposed; holds a reference */
-    struct tl_pin pin;                    /* registered memory of the destination or the bounce buffer */
+    struct request_landing landing;
+    struct tl_tensor *kept;          /* the destination, while it may be exposed; holds a reference */
+    struct tl_pin pin;               /* registered memory of the destination or the bounce buffer */
     struct tl_tensor *bounce_buffer; /* a block of the pool, from which the bytes are copied on as they arrive; NULL:
                                         the peer writes the destination itself */
     const char *bounce_reason;       /* why there is a bounce buffer; never freed */
     uint64_t received_bytes;
     uint64_t asked_bytes; /* for which reads were posted */
-    uint64_t checksum;
+    struct request_answer answer;
     uint32_t sent_slot;            /* how many slots we had used when the latest REQUEST or RE_REQUEST was sent */
     const struct tl_error *result; /* kept; NULL: TL_OK */
 
@@ -126,11 +163,23 @@ void request_timeout(struct tl_timer *timer);
 
 /* -------------------------------------------------------------------------------------------- request_memory.c -- */
 
+/* Why a bounce buffer is used. */
+extern const char request_reason_forced[];
+extern const char request_reason_small[];
+
 enum placing {
     PLACING_DONE,
-    PLACING_WAITS, /* memory_came is called later */
+    PLACING_WAITS, /* for memory of the pool or of a device, which is placed and prepared when it comes */
     PLACING_FAILED,
 };
+
+/* Returns the step of the value that is expected, unless the owner says another one. A sent value has the step that was
+ * asked for, or for a subscription a later one. */
+static inline uint64_t request_expected_step(const struct request *request)
+{
+    bool is_any = request->expected.is_published || request->fetch->subscription != 0;
+    return is_any ? request->expected.step : request->fetch->step;
+}
 
 /* Makes the destination for the expected meta-data; where the engine chooses it, in the memory that was waited for.
  * PLACING_FAILED: not possible, with the reason in ret_error. */
@@ -138,9 +187,33 @@ enum placing request_place(struct request *request, struct tl_memory_wait *memor
 /* Decides where the peer writes: into the destination or into a bounce buffer. REQUEST_EVENT_READY or
  * REQUEST_EVENT_FAILED follows. */
 void request_prepare_memory(struct request *request);
+/* Makes the peer write to the destination, which has no registration yet. */
+void request_register_destination(struct request *request);
+/* Makes the peer write to a block of the pool: of the memory that was waited for, or of what is free (memory_wait
+ * NULL). Waits for memory when the pool is full. When neither is possible, the request fails. */
+void request_use_bounce_buffer(struct request *request, struct conn_memory_wait *memory_wait);
+/* A source, which its owner keeps for us, does not wait for memory for long. */
+void request_limit_wait(struct request *request);
 /* Does both, in the memory that was waited for, or in what is free (memory_wait NULL). */
 void request_place_and_prepare(struct request *request, struct tl_memory_wait *memory_wait);
 void request_release_memory(struct request *request);
+/* The request asks without a place, which it chooses when the peer has said that the value exists. */
+void request_drop_place(struct request *request);
+
+/* -------------------------------------------------------------------------------------------- request_device.c -- */
+
+/* The same as request_prepare_memory for a destination on a device, which is kept already. */
+void request_prepare_on_device(struct request *request);
+/* Notes that the pool can never have the memory for a bounce buffer, for the reason in `error`: the fetch may travel
+ * over the link. The request is to fail with the same error. */
+void request_reroute(struct request *request, const struct tl_error *error);
+/* Gives up memory of a device that is being allocated. */
+void request_drop_allocation(struct request *request);
+/* Copies on to the device what has arrived in the bounce buffer. */
+void request_copy_on(struct request *request);
+/* The action of the table for REQUEST_COPYING: copies what is left, and reads it back for the checksum; a request that
+ * has failed only waits for the copy that is under way. REQUEST_EVENT_COPIED follows. */
+void request_copy_rest(struct request *request);
 
 /* --------------------------------------------------------------------------------------------- request_posts.c -- */
 
@@ -148,6 +221,8 @@ void request_posts_init(struct request *request);
 /* Queues a post that sends REQUEST, RE_REQUEST or CANCEL, as the state says. REQUEST_EVENT_SENT follows the first two.
  */
 void request_queue_post(struct request *request);
+/* Whether a request may have a window although its value may never exist: enough of them stay free for others. */
+bool requests_may_expose_early(const struct tl_conn *conn);
 /* Takes the request out of its queue. A window that it may have been woken for is offered to the next request. */
 void request_leave_queue(struct request *request);
 /* Ends the exposure. REQUEST_EVENT_REVOKED follows as soon as the peer cannot write the memory any more. */
@@ -180,6 +255,23 @@ void request_return_source(struct request *request);
 void request_tell_given_up(struct request *request);
 /* How the bytes came, as the reason of their path. Never freed. */
 const char *request_how_read(const struct request *request);
+
+/* -------------------------------------------------------------------------------------------- request_import.c -- */
+
+/* Whether a fetch may ask for memory of a device to import. */
+bool requests_may_import(const struct tl_conn *conn, const struct tl_fetch *fetch);
+/* Whether its SOURCE names memory of a device to import. */
+bool request_is_imported(const struct request *request);
+/* Whether it waits for an import. */
+bool request_is_importing(const struct request *request);
+/* Imports the memory of the SOURCE. REQUEST_EVENT_READY follows; before it the source may go back. */
+void request_import(struct request *request);
+/* Gives the import up, or back. No copy runs. */
+void request_leave_import(struct request *request);
+/* Starts the copy. REQUEST_EVENT_READ follows at once, REQUEST_EVENT_COMPLETE when it is over. */
+void request_copy_source(struct request *request);
+/* Posts the release. REQUEST_EVENT_RELEASED follows when it has reached the owner. */
+void request_release_import(struct request *request);
 
 /* --------------------------------------------------------------------------------------------------- request.c -- */
 

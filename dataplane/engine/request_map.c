@@ -29,25 +29,25 @@ void request_map(struct request *request, const struct tl_message *message)
     struct tl_fetch *fetch = request->fetch;
     struct tl_tensor *tensor;
     if (open_value(conn, message, &tensor) != TL_OK) {
-        request->is_map_refused = true;
+        request->mapping.is_refused = true;
         request->is_cancelled |= request->state == REQUEST_CANCELLING;
         return;
     }
-    request->is_mapped = true;
+    request->mapping.is_done = true;
     conn->engine->stats.tensors_mapped++;
     tl_fetch_take(fetch, tensor, message->step);
     const struct tl_meta_cached cached = {.meta_data = message->meta_data,
                                           .step = message->step,
                                           .is_published = message->is_published,
                                           .is_mapped = true};
-    tl_meta_cache_put(conn->requests.cache, fetch->key, &cached);
+    tl_asked_keys_expect(&conn->requests.keys, request->key_number, fetch->key, &cached);
 }
 
 const char *request_why_not_mapped(const struct request *request)
 {
     if (!request->fetch->may_map) return "the file that it lies in cannot be mapped here";
     if (request->fetch->wants_checksum) return "not mapped: a checksum is wanted";
-    if (!request->may_map) return "not mapped: only workers of one host can do that (local)";
+    if (!request->mapping.is_allowed) return "not mapped: only workers of one host can do that (local)";
     return "not mapped: it is small, lies in no published file, or its owner does not allow it (local.map)";
 }
 

@@ -2,11 +2,15 @@
 /*
  * What a request posts: REQUEST or RE_REQUEST with the exposure of its memory, CANCEL, and the end of the exposure.
  *
- * A request that finds no window waits in conn->posts.window_queue until another request gives its window back.
+ * A request whose value may not exist gets a window only while a quarter of them stays free, and asks without a place
+ * otherwise. One whose value exists waits in conn->posts.window_queue until another request gives its window back.
  */
 #include "dataplane/engine/request_internal.h"
 
 #include "base/error.h"
+
+/* The most windows of a connection that requests have whose values may never exist. */
+#define MAX_EARLY_WINDOWS 3072
 
 /* ----------------------------------------------------------------------------------------------------- windows -- */
 
@@ -15,7 +19,38 @@ void request_exposure_over(struct request *request)
     if (!request->is_exposed) return;
     request->is_exposed = false;
     request->conn->posts.windows_used--;
+    if (request->is_early) request->conn->posts.early_windows--;
+    request->is_early = false;
     conn_try_next_window(request->conn);
+}
+
+bool requests_may_expose_early(const struct tl_conn *conn)
+{
+    return conn->posts.early_windows < MAX_EARLY_WINDOWS && tl_list_is_empty(&conn->posts.window_queue) &&
+           tl_queue_pair_has_spare_window(conn->pair);
+}
+
+static enum tl_status try_expose(struct request *request, struct tl_error *ret_error)
+{
+    struct tl_conn *conn = request->conn;
+    enum tl_status status = tl_queue_pair_expose(conn->pair, request->pin.region, request->pin.address,
+                                                 request->expected.meta_data.size_bytes, &request->exposure, ret_error);
+    if (status != TL_OK) return status;
+    request->is_exposed = true;
+    conn->posts.windows_used++;
+    return TL_OK;
+}
+
+/* The value may never exist: without a window that others can spare it is asked for without a place. */
+static void expose_early(struct request *request)
+{
+    struct tl_error error;
+    if (!requests_may_expose_early(request->conn) || try_expose(request, &error) != TL_OK) {
+        request_drop_place(request);
+        return;
+    }
+    request->is_early = true;
+    request->conn->posts.early_windows++;
 }
 
 /* Returns false when there is no window now, or the exposure has failed. */
@@ -23,10 +58,7 @@ static bool expose(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     struct tl_error error;
-    if (tl_queue_pair_expose(conn->pair, request->pin.region, request->pin.address,
-                             request->expected.meta_data.size_bytes, &request->exposure, &error) == TL_OK) {
-        request->is_exposed = true;
-        conn->posts.windows_used++;
+    if (try_expose(request, &error) == TL_OK) {
         conn_try_next_window(conn);
         return true;
     }
@@ -47,35 +79,48 @@ static bool post_cancel(struct request *request)
     return false;
 }
 
+static void number_subscribed(struct tl_engine *engine, struct tl_fetch *fetch)
+{
+    if (++engine->asked_count == 0) engine->asked_count++;
+    tl_fetch_asked(fetch, engine->asked_count);
+}
+
 static bool post_next(struct pending_post *pending)
 {
     struct request *request = TL_CONTAINER_OF(pending, struct request, pending);
     struct tl_conn *conn = request->conn;
-    const struct tl_fetch *fetch = request->fetch;
+    struct tl_fetch *fetch = request->fetch;
     if (request->state == REQUEST_CANCELLING) return post_cancel(request);
     if (request->has_source) return request_post_read(request);
-    if (request->pin.address != NULL && !expose(request)) return false;
+    if (request->pin.address != NULL && !request->is_asked) expose_early(request);
+    if (request->pin.address != NULL && request->is_asked && !expose(request)) return false;
     struct tl_message *message;
     if (!request->is_asked) {
         message = conn_compose(conn, TL_MESSAGE_REQUEST, request->handle);
         message->number = fetch->id.number;
         message->step = fetch->step;
-        message->expected_step =
-            request->has_meta_data && request->expected.is_published ? request->expected.step : fetch->step;
+        message->expected_step = request->has_meta_data ? request_expected_step(request) : fetch->step;
+        message->subscription = fetch->subscription;
         message->key = fetch->key;
         message->has_checksum = fetch->wants_checksum;
-        message->may_map = request->may_map;
+        message->may_map = request->mapping.is_allowed;
         message->is_reading = request->is_reading;
-        message->has_meta_data = request->has_meta_data;
-        if (request->has_meta_data) tl_meta_data_copy(&message->meta_data, &request->expected.meta_data);
+        message->is_remote = fetch->is_for_device;
+        const struct tl_meta_data *wanted = fetch->ops->wanted != NULL ? fetch->ops->wanted(fetch) : NULL;
+        message->is_fixed = wanted != NULL;
+        const struct tl_meta_data *expected = request->has_meta_data ? &request->expected.meta_data : wanted;
+        message->has_meta_data = expected != NULL;
+        if (expected != NULL) tl_meta_data_copy(&message->meta_data, expected);
     } else {
         message = conn_compose(conn, TL_MESSAGE_RE_REQUEST, request->handle);
     }
     message->is_copying = request->bounce_buffer != NULL;
     if (request->pin.address != NULL) message->destination = request->exposure.descriptor;
+    if (!request->is_asked) conn_shorten_request(conn, request->key_number, message);
     conn_post_message(conn, message, NULL);
+    if (fetch->subscription != 0 && !request->is_asked) number_subscribed(conn->engine, fetch);
     request->is_asked = true;
-    request->fetch->is_unsettled = false; /* the peer's last answer will come, or the connection breaks */
+    fetch->is_unsettled = false; /* the peer's last answer will come, or the connection breaks */
     request->is_place_sent = request->pin.address != NULL;
     request->sent_slot = conn->credits.peer_slots_used;
     request_handle(request, REQUEST_EVENT_SENT);

@@ -35,14 +35,18 @@ void request_source(struct request *request, const struct tl_message *message)
     request->source = message->destination;
     request->sender_flags =
         (message->is_copying ? TL_IMMEDIATE_SENDER_COPYING : 0) | (message->is_on_device ? TL_IMMEDIATE_ON_DEVICE : 0);
-    request->has_checksum = message->has_checksum;
-    request->checksum = message->checksum;
+    request->answer.has_checksum = message->has_checksum;
+    request->answer.checksum = message->checksum;
     request_handle(request, REQUEST_EVENT_SOURCE);
 }
 
 void request_queue_read(struct request *request)
 {
-    conn_post_when_readable(request->conn, &request->pending);
+    if (request_is_imported(request)) {
+        request_copy_source(request);
+    } else {
+        conn_post_when_readable(request->conn, &request->pending);
+    }
 }
 
 /* --------------------------------------------------------------------------------------------------------- end -- */
@@ -58,7 +62,6 @@ static void read_done(struct tl_work *work, enum tl_status status)
     if (status != TL_OK) return; /* the queue pair is about to be drained, and the request ends then */
     conn_peer_seen(conn);
     conn_space_freed(conn);
-    conn->requests.has_progressed = true;
     conn->engine->stats.bytes_received += read->len_bytes;
     if (request->state == REQUEST_CANCELLING) {
         if (request->read_count == 0) request_handle(request, REQUEST_EVENT_STOPPED);
@@ -73,6 +76,10 @@ static void read_done(struct tl_work *work, enum tl_status status)
 void request_post_release(struct request *request)
 {
     static const struct tl_descriptor nowhere;
+    if (request_is_imported(request)) {
+        request_release_import(request);
+        return;
+    }
     conn_post_write(request->conn, NULL, NULL, 0, &nowhere, 0, request->handle, NULL);
     request_handle(request, REQUEST_EVENT_RELEASED);
 }
@@ -91,7 +98,7 @@ void request_return_source(struct request *request)
     request->is_source_returned = true;
     request->is_reading = false;
     request->sender_flags = 0;
-    request->has_checksum = false;
+    request->answer.has_checksum = false;
     conn_send_notice(request->conn, TL_MESSAGE_RE_REQUEST, request->handle);
 }
 

@@ -86,14 +86,17 @@ static void set_given_up_waiting(struct request *request)
 
 static void cancel_preparing(struct request *request)
 {
-    bool is_waiting = request->memory_wait != NULL;
-    if (is_waiting) {
+    bool is_waiting =
+        request->memory_wait != NULL || request->landing.allocation != NULL || request_is_importing(request);
+    if (request->memory_wait != NULL) {
         set_given_up_waiting(request);
     } else {
         request_set_given_up(request);
     }
     request->is_cancelled = true;
     conn_cancel_memory_wait(&request->memory_wait);
+    request_drop_allocation(request);
+    if (request_is_importing(request)) request_leave_import(request);
     if (is_waiting && request->memory_wait == NULL) request_handle(request, REQUEST_EVENT_READY);
 }
 
@@ -153,7 +156,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [REQUEST_EVENT_CANCEL] = {REQUEST_PREPARING, cancel_preparing},
         [REQUEST_EVENT_STATUS] = {REQUEST_PREPARING, cancel_preparing}, /* the owner needs no destination */
         [REQUEST_EVENT_LATE] = {REQUEST_PREPARING, request_return_source},
-        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
     },
     [REQUEST_QUEUED] = {
         [REQUEST_EVENT_SENT] = {REQUEST_ASKED, sent},
@@ -163,7 +166,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [REQUEST_EVENT_ABANDONED_UNASKED] = {REQUEST_REVOKING, give_up},
         [REQUEST_EVENT_CANCEL] = {REQUEST_QUEUED, abandon},
         [REQUEST_EVENT_STATUS] = {REQUEST_QUEUED, abandon},
-        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
     },
     [REQUEST_ASKED] = {
         [REQUEST_EVENT_META_DATA] = {REQUEST_RENEWING, request_start_revoke},
@@ -171,23 +174,23 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [REQUEST_EVENT_COMPLETE] = {REQUEST_REVOKING, request_start_revoke},
         [REQUEST_EVENT_STATUS] = {REQUEST_REVOKING, request_start_revoke},
         [REQUEST_EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
-        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
     },
     [REQUEST_RENEWING] = {
         [REQUEST_EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
         [REQUEST_EVENT_STATUS] = {REQUEST_REVOKING, NULL},
         [REQUEST_EVENT_REVOKED] = {REQUEST_PREPARING, prepare_again},
-        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
     },
     [REQUEST_READING] = {
         [REQUEST_EVENT_COMPLETE] = {REQUEST_RELEASING, request_queue_post},
         [REQUEST_EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
-        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
     },
     [REQUEST_RELEASING] = {
         [REQUEST_EVENT_RELEASED] = {REQUEST_REVOKING, request_start_revoke},
         [REQUEST_EVENT_CANCEL] = {REQUEST_RELEASING, note_cancel},
-        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
     },
     [REQUEST_CANCELLING] = {
         [REQUEST_EVENT_STOPPED] = {REQUEST_REVOKING, give_up},
@@ -198,13 +201,18 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [REQUEST_EVENT_CANCELLED] = {REQUEST_REVOKING, give_up},
         [REQUEST_EVENT_LATE] = {REQUEST_CANCELLING, end_unanswered},
         [REQUEST_EVENT_REVOKED] = {REQUEST_CANCELLING, NULL},
-        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
     },
     [REQUEST_REVOKING] = {
         [REQUEST_EVENT_CANCEL] = {REQUEST_REVOKING, note_cancel},
         [REQUEST_EVENT_CANCELLED] = {REQUEST_REVOKING, NULL},
-        [REQUEST_EVENT_REVOKED] = {REQUEST_FINISHED, request_finish},
-        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_REVOKED] = {REQUEST_COPYING, request_copy_rest},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
+    },
+    [REQUEST_COPYING] = {
+        [REQUEST_EVENT_COPIED] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_CANCEL] = {REQUEST_COPYING, note_cancel}, /* the owner knows that all has arrived */
+        [REQUEST_EVENT_CANCELLED] = {REQUEST_COPYING, NULL},
     },
 };
 /* clang-format on */

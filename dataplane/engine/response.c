@@ -47,6 +47,27 @@ static struct response **find_place(struct tl_conn *conn, uint32_t handle_)
     return place;
 }
 
+/* Doubles the number of lists when there are as many responses. Without memory the lists become longer. */
+static void maybe_grow(struct conn_responses *responses)
+{
+    if (responses->count < responses->place_count) return;
+    uint32_t old = responses->place_count;
+    struct response **by_handle = realloc(responses->by_handle, 2 * (size_t)old * sizeof(struct response *));
+    if (by_handle == NULL) return;
+    responses->by_handle = by_handle;
+    responses->place_count = 2 * old;
+    for (uint32_t i = 0; i < old; i++) {
+        struct response *response = by_handle[i], *next;
+        by_handle[i] = by_handle[old + i] = NULL;
+        for (; response != NULL; response = next) {
+            struct response **place = &by_handle[tl_handle_index(response->handle) & (responses->place_count - 1)];
+            next = response->next;
+            response->next = *place;
+            *place = response;
+        }
+    }
+}
+
 /* Clears the fields that are zero when a response begins. */
 static void clear(struct response *response)
 {
@@ -159,10 +180,13 @@ static void reply(struct tl_serve *serve, const struct tl_error *status, const s
     }
     response->offer = *offer;
     const struct tl_meta_data *meta_data = tl_tensor_meta_data(offer->tensor);
-    if (meta_data->size_bytes == 0 || response_share(response)) {
+    bool is_empty = meta_data->size_bytes == 0 || response_share(response);
+    response->small.is_used = !is_empty && response_may_be_inline(response);
+    if (is_empty || response->small.is_used) {
         response_handle(response, RESPONSE_EVENT_EMPTY);
-    } else if (response->source.is_reading && response_may_show(response->conn) &&
-               (!response_is_on_device(response) || response_may_be_direct(response))) {
+    } else if (response_may_lend(response) ||
+               (response->source.is_reading && response_may_show(response->conn) &&
+                (!response_is_on_device(response) || response_may_be_direct(response)))) {
         response_handle(response, RESPONSE_EVENT_SHOWN);
     } else if (response->has_meta_data && response->destination.len_bytes > 0 &&
                tl_meta_data_is_equal(meta_data, &response->expected)) {
@@ -204,9 +228,11 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
     response->handle = message->handle;
     response->state = RESPONSE_WAITING;
     response->wants_checksum = message->has_checksum;
-    response->may_map = message->may_map;
+    response->mapping.is_allowed = message->may_map;
     response->is_receiver_copying = message->is_copying;
     response->source.is_reading = message->is_reading;
+    response->small.is_remote = message->is_remote;
+    response->small.is_fixed = message->is_fixed;
     response->has_meta_data = message->has_meta_data;
     if (message->has_meta_data) tl_meta_data_copy(&response->expected, &message->meta_data);
     response->expected_step = message->expected_step;
@@ -217,13 +243,16 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
                                         .peer = &conn->peer,
                                         .key = response->key,
                                         .step = message->step,
+                                        .subscription = message->subscription,
                                         .takes_devices = true};
     return response;
 }
 
-static void handle_request(struct tl_conn *conn, const struct tl_message *message)
+static void handle_request(struct tl_conn *conn, struct tl_message *message)
 {
     const struct tl_engine *engine = conn->engine;
+    if (!conn_complete_request(conn, message)) return;
+    maybe_grow(&conn->responses);
     struct response **place = find_place(conn, message->handle);
     if (tl_handle_index(message->handle) >= TL_MAX_REQUESTS || (message->handle & ~TL_HANDLE_MASK) != 0 ||
         message->number == 0 || conn->responses.count >= most_responses(conn) || *place != NULL) {
@@ -249,7 +278,7 @@ static void handle_request(struct tl_conn *conn, const struct tl_message *messag
     engine->source->request(engine->source_context, &response->serve);
 }
 
-void responses_message(struct tl_conn *conn, const struct tl_message *message)
+void responses_message(struct tl_conn *conn, struct tl_message *message)
 {
     if (message->type == TL_MESSAGE_REQUEST) {
         handle_request(conn, message);

@@ -63,7 +63,7 @@ enum response_event {
     RESPONSE_EVENT_RELEASE,                          /* the peer has read the value */
     RESPONSE_EVENT_RETURN, /* the peer has no memory to read the value into, and will say where to write it */
     RESPONSE_EVENT_CANCEL, /* the peer gives the request up */
-    RESPONSE_EVENT_LATE,   /* RE_REQUEST, or the release, has not come in time */
+    RESPONSE_EVENT_LATE,   /* RE_REQUEST, the release, or memory of the pool has not come in time */
     RESPONSE_EVENTS,
 };
 
@@ -99,6 +99,28 @@ struct response_source {
     struct tl_tensor *block; /* the copy in the pool that the peer reads; NULL: it reads the tensor itself */
 };
 
+/* Memory of a device that the peer imports (response_lend.c). */
+struct response_lend {
+    bool is_lent;                /* the source is shown so */
+    struct conn_lent_copy *copy; /* a copy of the value; NULL: the value itself is shown */
+    uint64_t offset_bytes;       /* where the value begins in its memory */
+    struct tl_descriptor descriptor;
+};
+
+/* A value that may be mapped. */
+struct response_mapping {
+    bool is_allowed;       /* the peer may get the file instead of the bytes */
+    bool is_used;          /* the peer gets the file, which `destination` of the response names */
+    uint64_t offset_bytes; /* where the value lies in the file */
+};
+
+/* A value that may go inside of its DONE. */
+struct response_inline {
+    bool is_remote; /* no processor of the peer reaches its destination: the value must not go inline */
+    bool is_fixed;  /* the peer takes a value of the expected meta-data only */
+    bool is_used;   /* the value goes inline */
+};
+
 /* How the peer reads it. */
 struct response_window {
     struct pending_post revoke; /* the end of the exposure */
@@ -116,8 +138,6 @@ struct response {
     uint32_t handle;
     bool is_refused; /* the source was never asked */
     bool wants_checksum;
-    bool may_map;          /* the peer may get the file instead of the bytes */
-    bool is_shared;        /* the peer gets the file: destination and file_offset say where the value lies */
     bool has_meta_data;    /* `expected` is set, from the REQUEST */
     bool is_update_wanted; /* PARKED: META_DATA_UPDATE has not been posted */
     bool is_registering;
@@ -137,6 +157,9 @@ struct response {
     uint64_t posted_bytes;
     struct response_pieces pieces;
     struct response_source source;
+    struct response_lend lend;
+    struct response_inline small;
+    struct response_mapping mapping;
     const struct tl_error *status; /* kept; NULL: TL_OK */
     struct response *next;         /* in its list of responses.by_handle, or in responses.spare */
 
@@ -144,7 +167,6 @@ struct response {
     struct tl_meta_data expected; /* valid when has_meta_data */
     uint64_t expected_step;
     struct tl_descriptor destination;
-    uint64_t file_offset;     /* valid when is_shared */
     struct piece first_piece; /* further pieces are allocated */
     struct tl_work message_work;
     struct response_window window;
@@ -175,6 +197,11 @@ void response_prepare(struct response *response);
 /* Shares the file that the offered tensor lies in with the peer. Returns false when the bytes must be written
  * instead. */
 bool response_share(struct response *response);
+/* Whether the value goes inside of its DONE. */
+bool response_may_be_inline(const struct response *response);
+/* Returns the bytes for that, which stay valid until something else is posted; NULL: they cannot be read, and the
+ * status says why. */
+const uint8_t *response_read_inline(struct response *response);
 /* Whether the value lies on a device. */
 bool response_is_on_device(const struct response *response);
 /* Whether the card may read the value on its device itself. False: its bytes are copied. */
@@ -223,6 +250,15 @@ void response_arm_lease(struct response *response);
 void response_start_return(struct response *response);
 /* Gives back what the source has taken: the exposure, which the peer cannot use any more, and memory. */
 void response_release_source(struct response *response);
+
+/* --------------------------------------------------------------------------------------------- response_lend.c -- */
+
+/* Whether the peer may import memory of the device for the value. */
+bool response_may_lend(const struct response *response);
+/* Shows the memory. RESPONSE_EVENT_READY follows, or RESPONSE_EVENT_DIFFERS when it cannot be shown. */
+void response_lend(struct response *response);
+/* Gives back what that has taken. */
+void response_end_lending(struct response *response);
 
 /* -------------------------------------------------------------------------------------------------- response.c -- */
 

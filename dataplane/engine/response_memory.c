@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Where the bytes of a response are read from: from the tensor itself, or from pieces in the pool that they are copied
- * to. The bytes of a device are copied there through its pinned memory: a piece first has its block of the pool, so
- * that pinned memory is never kept by something that waits for the pool. A card that reaches the device reads them
- * there itself, once the fence of the value is reached; nothing is copied then, and the CPU touches none of them.
+ * to. The device copies its bytes into the pool itself when that is pinned, and else into pinned memory of its own,
+ * from where the CPU copies them on: a piece first has its block of the pool, so that the device's memory is never kept
+ * by something that waits for the pool. A card that reaches the device reads them there itself, once the fence of the
+ * value is reached; nothing is copied then, and the CPU touches none of them.
  *
  * Failure modes: memory that is not registered is registered if it is large; else, or if that fails, it is copied. A
- * copy that finds the pool full waits for the other pieces of its tensor, or for memory of the pool.
+ * copy that finds the pool full waits for the other pieces of its tensor, or for memory of the pool. When that does not
+ * come in time, the peer is told to ask over the link: what fills the pool may wait for this value to be sent.
  */
 #include "dataplane/engine/response_internal.h"
 
@@ -26,13 +28,41 @@ bool response_share(struct response *response)
     const struct tl_offer *offer = &response->offer;
     uint64_t size_bytes = tl_tensor_size_bytes(offer->tensor);
     struct tl_error error;
-    bool may_share = response->may_map && !response->wants_checksum && !offer->is_one_shot &&
+    bool may_share = response->mapping.is_allowed && !response->wants_checksum && !offer->is_one_shot &&
                      conn->engine->options.is_mapping_allowed && conn_is_open(conn);
     if (!may_share || size_bytes < SHARED_LEAST_BYTES) return false;
-    struct tl_mapped_file *file = tl_mapped_tensor_file(offer->tensor, &response->file_offset);
+    struct tl_mapped_file *file = tl_mapped_tensor_file(offer->tensor, &response->mapping.offset_bytes);
     if (file == NULL || tl_mapped_file_check(file, NULL, 0, &error) != TL_OK) return false;
-    response->is_shared = tl_queue_pair_share(conn->pair, file, &response->destination, &error) == TL_OK;
-    return response->is_shared;
+    response->mapping.is_used = tl_queue_pair_share(conn->pair, file, &response->destination, &error) == TL_OK;
+    return response->mapping.is_used;
+}
+
+bool response_may_be_inline(const struct response *response)
+{
+    const struct tl_meta_data *meta_data = tl_tensor_meta_data(response->offer.tensor);
+    bool is_small = meta_data->size_bytes <= response->conn->responses.inline_bytes;
+    if (!is_small || response->small.is_remote || response_is_on_device(response)) return false;
+    if (!response->small.is_fixed) return true;
+    /* The peer refuses a value with other meta-data, and then other receivers may still have it. */
+    return response->has_meta_data && tl_meta_data_is_equal(meta_data, &response->expected);
+}
+
+const uint8_t *response_read_inline(struct response *response)
+{
+    struct tl_engine *engine = response->conn->engine;
+    struct tl_tensor *tensor = response->offer.tensor;
+    uint64_t size_bytes = tl_tensor_size_bytes(tensor);
+    const uint8_t *bytes = tl_tensor_data(tensor);
+    struct tl_error error;
+    enum tl_status status = tl_tensor_check_readable(tensor, 0, size_bytes, &error);
+    if (status == TL_OK && tl_tensor_may_change(tensor)) { /* only the copy is sent that was checked */
+        memcpy(engine->inline_copy, bytes, (size_t)size_bytes);
+        bytes = engine->inline_copy;
+        status = tl_tensor_check_readable(tensor, 0, size_bytes, &error);
+    }
+    if (status == TL_OK) return bytes;
+    response_set_status(response, &error);
+    return NULL;
 }
 
 static void memory_came(struct tl_closure *closure)
@@ -42,6 +72,7 @@ static void memory_came(struct tl_closure *closure)
     const struct tl_error *error = &memory_wait->memory_wait.wait.error;
     response->memory_wait = NULL;
     response->granted = memory_wait;
+    tl_timers_disarm(tl_reactor_timers(response->conn->engine->reactor), &response->park_timer);
     if (response->conn->ending.is_pair_drained) {
         response_close(response, TL_SERVE_BROKEN);
     } else if (error->code != TL_OK) {
@@ -61,7 +92,9 @@ enum tl_status response_bounce(struct response *response, struct piece *piece, c
     conn_free_memory_wait(&response->granted);
     if (status == TL_UNAVAILABLE && response->pieces.out == 0) {
         response->memory_wait = conn_await_memory(conn, memory, len_bytes, response, memory_came, ret_error);
-        return response->memory_wait != NULL ? TL_UNAVAILABLE : TL_RESOURCE_EXHAUSTED;
+        if (response->memory_wait == NULL) return TL_RESOURCE_EXHAUSTED;
+        conn_arm(conn, &response->park_timer, conn_grow_ns(conn));
+        return TL_UNAVAILABLE;
     }
     if (status != TL_OK) return status;
     if (response_is_on_device(response)) return TL_OK;
@@ -83,20 +116,26 @@ static void post_to_reactor(void *reactor, struct tl_closure *closure)
     tl_reactor_post(reactor, closure);
 }
 
-/* The bytes are in pinned memory of the device, or never will be. They go on into the block at once, so that they keep
- * this memory from nobody while the piece waits for the network. */
+/* Copies the bytes from pinned memory of the device into the block, at once, so that this memory is free for others
+ * while the piece waits for the network. */
+static void move_on(struct response *response, const void *bytes)
+{
+    struct tl_engine *engine = response->conn->engine;
+    const struct response_pieces *pieces = &response->pieces;
+    memcpy(tl_tensor_data(pieces->piece->block), bytes, (size_t)pieces->len_bytes);
+    engine->stats.bytes_bounced += pieces->len_bytes;
+    tl_memory_count_bounce(engine->memory, pieces->len_bytes);
+}
+
+/* The bytes are in the block, or in pinned memory of the device, or never will be. */
 static void bytes_came(void *context, struct tl_piece *read, const struct tl_error *status)
 {
     struct response *response = context;
-    struct tl_engine *engine = response->conn->engine;
-    struct response_pieces *pieces = &response->pieces;
     struct tl_error error = *status;
-    pieces->read = NULL;
+    response->pieces.read = NULL;
     if (error.code == TL_OK) {
-        memcpy(tl_tensor_data(pieces->piece->block), tl_piece_data(read), (size_t)pieces->len_bytes);
-        engine->stats.bytes_bounced += pieces->len_bytes;
-        tl_memory_count_bounce(engine->memory, pieces->len_bytes);
-        pieces->is_fence_reached = true;
+        if (tl_piece_data(read) != NULL) move_on(response, tl_piece_data(read));
+        response->pieces.is_fence_reached = true;
     }
     tl_piece_put(read);
     if (response->state != RESPONSE_WRITING) return;
@@ -113,8 +152,11 @@ enum tl_status response_read_from_device(struct response *response, struct piece
                                          struct tl_error *ret_error)
 {
     struct response_pieces *pieces = &response->pieces;
+    struct tl_memory *memory = response->conn->engine->memory;
+    (void)tl_memory_why_not_pinned(memory, tl_tensor_device(response->offer.tensor)); /* begins to pin the pool */
     const struct tl_piece_options options = {
         .tensor = response->offer.tensor,
+        .host = tl_memory_is_pinned(memory, piece->block) ? piece->block : NULL,
         .offset_bytes = response->posted_bytes,
         .len_bytes = len_bytes,
         .after = pieces->is_fence_reached ? NULL : tl_tensor_fence(response->offer.tensor),
@@ -133,7 +175,8 @@ enum tl_status response_read_from_device(struct response *response, struct piece
 bool response_may_be_direct(const struct response *response)
 {
     const struct tl_engine *engine = response->conn->engine;
-    if (engine->options.is_bounce_forced || response->wants_checksum) return false; /* which the CPU makes */
+    if (engine->options.is_bounce_forced || engine->options.is_gpu_proxy_forced) return false;
+    if (response->wants_checksum) return false; /* which the CPU makes */
     struct tl_device device = tl_tensor_device(response->offer.tensor);
     return tl_memory_why_not_direct(engine->memory, device, engine->options.keys) == NULL;
 }

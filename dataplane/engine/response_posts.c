@@ -47,6 +47,26 @@ uint64_t response_checksum(const struct response *response)
     return response->hash_state != NULL ? XXH3_64bits_digest(response->hash_state) : XXH3_64bits(NULL, 0);
 }
 
+static void post_inline(struct response *response, const uint8_t *bytes)
+{
+    struct tl_conn *conn = response->conn;
+    const struct tl_offer *offer = &response->offer;
+    uint64_t size_bytes = tl_tensor_size_bytes(offer->tensor);
+    uint64_t *budget_bytes = &conn->posts.response_budget_bytes;
+    struct tl_message *message = conn_compose(conn, TL_MESSAGE_DONE, response->handle);
+    message->step = offer->step;
+    message->is_published = !offer->is_one_shot;
+    message->has_meta_data = true;
+    tl_meta_data_copy(&message->meta_data, tl_tensor_meta_data(offer->tensor));
+    message->is_inline = true;
+    message->data = bytes;
+    message->has_checksum = response->wants_checksum;
+    if (response->wants_checksum) message->checksum = XXH3_64bits(bytes, (size_t)size_bytes);
+    conn->engine->stats.bytes_sent += size_bytes;
+    *budget_bytes -= tl_min_u64(size_bytes, *budget_bytes);
+    post_outcome(response, message);
+}
+
 static void post_done(struct response *response)
 {
     const struct tl_offer *offer = &response->offer;
@@ -70,7 +90,7 @@ static void post_mapped(struct response *response)
     struct tl_message *message = conn_compose(response->conn, TL_MESSAGE_MAPPED, response->handle);
     message->step = offer->step;
     message->is_published = true;
-    message->offset = response->file_offset;
+    message->offset = response->mapping.offset_bytes;
     message->has_meta_data = true;
     message->meta_data = *tl_tensor_meta_data(offer->tensor);
     message->destination = response->destination;
@@ -269,6 +289,21 @@ static void finish(struct response *response)
 
 /* ------------------------------------------------------------------------------------------------------order -- */
 
+/* Posts the only or last message. */
+static void post_end(struct response *response)
+{
+    const uint8_t *bytes = response->small.is_used && response->status == NULL ? response_read_inline(response) : NULL;
+    if (response->status != NULL) {
+        post_error(response);
+    } else if (response->small.is_used) {
+        post_inline(response, bytes);
+    } else if (response->mapping.is_used) {
+        post_mapped(response);
+    } else {
+        post_done(response);
+    }
+}
+
 bool response_post_next(struct pending_post *pending)
 {
     struct response *response = TL_CONTAINER_OF(pending, struct response, pending);
@@ -284,13 +319,7 @@ bool response_post_next(struct pending_post *pending)
         return response_post_source(response);
     case RESPONSE_ENDING:
         if (response->is_outcome_posted) return false;
-        if (response->status != NULL) {
-            post_error(response);
-        } else if (response->is_shared) {
-            post_mapped(response);
-        } else {
-            post_done(response);
-        }
+        post_end(response);
         return false;
     default:
         return false;

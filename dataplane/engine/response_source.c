@@ -75,6 +75,10 @@ void response_locate(struct response *response)
     struct tl_engine *engine = conn->engine;
     struct tl_tensor *tensor = response->offer.tensor;
     bool is_copied = engine->options.is_bounce_forced || tl_tensor_may_change(tensor);
+    if (response_may_lend(response)) {
+        response_lend(response);
+        return;
+    }
     if (!is_copied && tl_memory_pin(engine->memory, tensor, TL_REGION_WRITE, &response->pin)) {
         response_handle(response, RESPONSE_EVENT_READY);
         return;
@@ -89,8 +93,9 @@ static void exposure_over(struct response *response)
     struct tl_conn *conn = response->conn;
     if (!response->source.is_exposed) return;
     response->source.is_exposed = false;
-    conn->posts.windows_used--;
     conn->responses.shown_bytes -= tl_tensor_size_bytes(response->offer.tensor);
+    if (response->lend.is_lent) return;
+    conn->posts.windows_used--;
     conn_try_next_window(conn);
 }
 
@@ -98,6 +103,7 @@ void response_release_source(struct response *response)
 {
     struct tl_memory *memory = response->conn->engine->memory;
     exposure_over(response);
+    response_end_lending(response);
     tl_list_remove(&response->window.revoke.place);
     conn_block_destroy(memory, &response->source.block, &response->pin);
     tl_memory_unpin(memory, &response->pin);
@@ -140,6 +146,12 @@ static bool expose(struct response *response)
     struct tl_conn *conn = response->conn;
     struct tl_error error;
     uint64_t size_bytes = tl_tensor_size_bytes(response->offer.tensor);
+    if (response->lend.is_lent) {
+        response->window.exposure.descriptor = response->lend.descriptor;
+        response->source.is_exposed = true;
+        conn->responses.shown_bytes += size_bytes;
+        return true;
+    }
     if (tl_queue_pair_expose_source(conn->pair, response->pin.region, response->pin.address, size_bytes, false,
                                     &response->window.exposure, &error) == TL_OK) {
         response->source.is_exposed = true;
@@ -188,7 +200,7 @@ bool response_post_source(struct response *response)
     struct tl_message *message = conn_compose(conn, TL_MESSAGE_SOURCE, response->handle);
     message->step = offer->step;
     message->is_published = !offer->is_one_shot;
-    message->is_copying = response->source.block != NULL;
+    message->is_copying = response->source.block != NULL || response->lend.copy != NULL;
     message->is_on_device = response_is_on_device(response);
     message->has_meta_data = true;
     tl_meta_data_copy(&message->meta_data, tl_tensor_meta_data(offer->tensor));
@@ -224,6 +236,11 @@ static bool post_revoke(struct pending_post *pending)
 
 void response_start_return(struct response *response)
 {
+    if (response->lend.is_lent) { /* the peer has no copy under way */
+        exposure_over(response);
+        if (response->state != RESPONSE_STOPPING) response_handle(response, RESPONSE_EVENT_WORK_DONE);
+        return;
+    }
     conn_post_when_space(response->conn, &response->window.revoke);
 }
 

@@ -56,6 +56,12 @@ void response_maybe_stopped(struct response *response)
     response_send_cancelled(conn, handle_);
 }
 
+/* Whether the peer asks for the value over the link, for which it stays reserved. */
+static bool is_for_the_link(const struct response *response)
+{
+    return response->status->code == TL_UNIMPLEMENTED && !response->serve.is_final;
+}
+
 static void outcome_posted(struct response *response)
 {
     if (is_anything_out(response) || !response->is_outcome_posted || response->is_flushed) return;
@@ -63,12 +69,20 @@ static void outcome_posted(struct response *response)
     if (is_sent) response->conn->engine->stats.tensors_sent++;
     /* A value that was offered and could not be sent is offered again. */
     bool is_kept = !is_sent && (response->offer.tensor != NULL || response->is_late);
-    response_close(response, is_kept ? TL_SERVE_CANCELLED : TL_SERVE_RECEIVED);
+    response_close(response, !is_kept                    ? TL_SERVE_RECEIVED
+                             : is_for_the_link(response) ? TL_SERVE_BROKEN
+                                                         : TL_SERVE_CANCELLED);
+}
+
+static void disarm(struct response *response)
+{
+    tl_timers_disarm(tl_reactor_timers(response->conn->engine->reactor), &response->park_timer);
 }
 
 static void stop(struct response *response)
 {
     struct tl_conn *conn = response->conn;
+    disarm(response);
     tl_list_remove(&response->pending.place);
     conn_try_next_window(conn); /* it may have been woken for a window that it does not take now */
     conn_cancel_memory_wait(&response->memory_wait);
@@ -89,21 +103,10 @@ static void park(struct response *response)
     conn_arm(conn, &response->park_timer, conn->engine->options.parked_ns);
 }
 
-static void disarm(struct response *response)
-{
-    tl_timers_disarm(tl_reactor_timers(response->conn->engine->reactor), &response->park_timer);
-}
-
 static void prepare_parked(struct response *response)
 {
     disarm(response);
     response_prepare(response);
-}
-
-static void stop_parked(struct response *response)
-{
-    disarm(response);
-    stop(response);
 }
 
 /* The value cannot be shown: it is written. */
@@ -144,7 +147,6 @@ static void prepare_hidden(struct response *response)
 
 static void stop_showing(struct response *response)
 {
-    disarm(response);
     if (response->source.is_exposed) response_start_return(response);
     stop(response);
 }
@@ -199,6 +201,21 @@ static void give_up(struct response *response)
     response_queue_post(response);
 }
 
+/* No memory of the pool has come for the next piece. What fills the pool may wait for the peer, and the peer for us:
+ * the peer asks over the link, and gives back the memory that it keeps for this value. */
+static void leave_pool(struct response *response)
+{
+    struct tl_error error;
+    if (response->memory_wait == NULL) return;
+    tl_memory_format_wait(response->conn->engine->memory, response->memory_wait->memory_wait.wait.len_bytes, &error);
+    conn_cancel_memory_wait(&response->memory_wait);
+    if (response->memory_wait != NULL) return; /* the memory is on its way */
+    error.code = TL_UNIMPLEMENTED;
+    tl_error_prefix(&error, "its owner must copy it: ");
+    response->serve.is_final = false;
+    response_fail(response, &error);
+}
+
 static void written(struct response *response)
 {
     if (!is_all_written(response)) {
@@ -230,7 +247,7 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
     },
     [RESPONSE_PARKED] = {
         [RESPONSE_EVENT_RE_REQUEST] = {RESPONSE_PREPARING, prepare_parked},
-        [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop_parked},
+        [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
         [RESPONSE_EVENT_LATE] = {RESPONSE_ENDING, give_up},
     },
     [RESPONSE_PREPARING] = {
@@ -242,6 +259,7 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
         [RESPONSE_EVENT_FAILED] = {RESPONSE_ENDING, response_queue_post},
         [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_WRITING, written},
         [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+        [RESPONSE_EVENT_LATE] = {RESPONSE_WRITING, leave_pool},
     },
     [RESPONSE_LOCATING] = {
         [RESPONSE_EVENT_READY] = {RESPONSE_SHOWING, response_queue_post},

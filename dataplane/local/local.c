@@ -78,16 +78,18 @@ static void handle(struct local_provider *provider, uint64_t number)
     if (pair != NULL) (void)local_pair_read_packets(pair);
 }
 
-static void report_gone_regions(struct local_provider *provider)
+static void report_gone(struct local_provider *provider)
 {
-    struct tl_list gone, *link;
+    struct tl_list gone, freed, *link;
     uint64_t number;
     tl_list_init(&gone);
+    tl_list_init(&freed);
     TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
     /* This is read under the mutex: the thread that has set has_gone may not have written yet, and a count that stays
      * unread would end every sleep. */
     (void)!read(provider->gone_fd, &number, sizeof(number));
     tl_list_splice_back(&gone, &provider->gone);
+    tl_list_splice_back(&freed, &provider->freed);
     atomic_store_explicit(&provider->has_gone, false, memory_order_relaxed);
     TL_CHECK(pthread_mutex_unlock(&provider->mutex) == 0);
     while ((link = tl_list_pop_front(&gone)) != NULL) {
@@ -96,6 +98,7 @@ static void report_gone_regions(struct local_provider *provider)
         if (region->fd >= 0) close(region->fd);
         free(region);
     }
+    local_memories_freed(&freed);
 }
 
 /* Takes the events that there are, or waits for the first one. Returns whether the other descriptor is readable. */
@@ -132,6 +135,7 @@ static unsigned look(struct local_provider *provider)
     {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
         if (pair->state == LOCAL_CONNECTED && !tl_list_is_empty(&pair->attachments.unsent)) local_attach_segments(pair);
+        if (pair->state == LOCAL_CONNECTED) local_memories_tell(pair);
         if (pair->packets.must_read) happened += local_pair_read_packets(pair);
     }
     return happened;
@@ -192,7 +196,7 @@ static unsigned provider_poll(struct tl_provider *base)
     unsigned events = 0;
     base->helper_until_ns = 0;
     if (is_time_to_look(provider)) events += look(provider);
-    if (atomic_load_explicit(&provider->has_gone, memory_order_acquire)) report_gone_regions(provider);
+    if (atomic_load_explicit(&provider->has_gone, memory_order_acquire)) report_gone(provider);
     struct tl_list *link = provider->pairs.next;
     while (link != &provider->pairs) {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
@@ -263,7 +267,7 @@ static void provider_close(struct tl_provider *base)
 {
     struct local_provider *provider = local_provider_of(base);
     TL_CHECK(tl_list_is_empty(&provider->pairs));
-    report_gone_regions(provider);
+    report_gone(provider);
     if (provider->timer_fd >= 0) close(provider->timer_fd);
     if (provider->done_fd >= 0) close(provider->done_fd);
     if (provider->gone_fd >= 0) close(provider->gone_fd);
@@ -298,6 +302,8 @@ static const struct tl_provider_ops local_ops = {
     .doorbell = local_ring_doorbell,
     .share = local_share,
     .map = local_map,
+    .show_memory = local_show_memory,
+    .find_memory = local_find_memory,
 };
 
 static enum tl_status take_options(struct local_provider *provider, const struct tl_local_options *options,
@@ -373,6 +379,7 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
     provider->must_look = true;
     tl_list_init(&provider->pairs);
     tl_list_init(&provider->gone);
+    tl_list_init(&provider->freed);
     pthread_mutex_init(&provider->mutex, NULL);
     snprintf(provider->base.name, sizeof(provider->base.name), "local");
     snprintf(provider->base.reason, sizeof(provider->base.reason), "shared memory with workers of this host");

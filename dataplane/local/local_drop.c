@@ -32,6 +32,9 @@ static void drop(struct local_leftovers *leftovers)
     for (size_t i = 0; leftovers->files != NULL && i < LOCAL_FILES; i++)
         drop_file(&leftovers->files[i]);
     drop_file(&leftovers->file);
+    for (size_t i = 0; leftovers->memories != NULL && i < LOCAL_MEMORIES; i++)
+        if (leftovers->memories[i].number != 0) close(leftovers->memories[i].fd);
+    free(leftovers->memories);
     free(leftovers->mapped);
     free(leftovers->files);
 }

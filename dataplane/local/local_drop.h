@@ -16,7 +16,8 @@ struct local_leftovers {
     struct local_peer_segment segment;
     struct local_peer_file *files; /* [LOCAL_FILES] on the heap, or NULL */
     struct local_peer_file file;
-    int fds[5]; /* [fd_count] sockets that are shut down, and eventfds; in no epoll set */
+    struct local_peer_memory *memories; /* [LOCAL_MEMORIES] on the heap, or NULL */
+    int fds[5];                         /* [fd_count] sockets that are shut down, and eventfds; in no epoll set */
     unsigned fd_count;
 };
 

@@ -3,9 +3,9 @@
  * The local provider as its files see it: local.c (open, poll, sleep), local_socket.c (sockets, addresses, users),
  * local_region.c (regions, rings), local_handshake.c (how two pairs are connected), local_pair.c (life of a pair),
  * local_send.c (executing what was posted), local_expose.c (memory that the peer may have written), local_receive.c
- * (what the peer has posted), local_files.c (files that the peer may map), local_drop.c (unmaps memory and closes
- * sockets in a thread). Helper threads (memory_reader.h) read the peer's memory; "reader" is the side that reads a
- * ring.
+ * (what the peer has posted), local_files.c (files that the peer may map), local_memory.c (memory of devices that it
+ * may import), local_drop.c (unmaps memory and closes sockets in a thread). Helper threads (memory_reader.h) read the
+ * peer's memory; "reader" is the side that reads a ring.
  *
  * The peer can change everything in a ring at any time. So each word is read once, and what was read is compared with
  * our own records.
@@ -21,6 +21,7 @@
 #include "base/unix_socket.h"
 #include "dataplane/local/local.h"
 #include "dataplane/memory/memory_reader.h"
+#include "tensor/device.h"
 
 /* ------------------------------------------------------------------------------------------------------- rings -- */
 
@@ -156,11 +157,13 @@ enum local_packet_kind {
     LOCAL_PACKET_HELLO = 1,  /* carries an end of the sender's control socket, its ring, and its eventfd */
     LOCAL_PACKET_ATTACH = 2, /* carries the descriptor of a segment */
     LOCAL_PACKET_DETACH = 3,
-    LOCAL_PACKET_FILE = 4, /* carries the descriptor of a file */
+    LOCAL_PACKET_FILE = 4,   /* carries the descriptor of a file */
+    LOCAL_PACKET_MEMORY = 5, /* carries the descriptor of memory of a device */
+    LOCAL_PACKET_FORGET = 6, /* that memory is given back */
 };
 
 #define LOCAL_TOKEN_BYTES 16
-#define LOCAL_PROTOCOL UINT32_C(0x344c4c54)
+#define LOCAL_PROTOCOL UINT32_C(0x354c4c54)
 #define LOCAL_HELLO_DESCRIPTORS 3
 
 /* The filter of an accept socket relies on the offset of `to`. */
@@ -190,11 +193,19 @@ struct local_file_packet {
     int64_t modified_seconds; /* time of the last change when the sender opened the file */
 };
 
+struct local_memory_packet {
+    uint32_t kind;
+    uint32_t reserved;
+    uint64_t number; /* MEMORY: chosen by the sender: at least 1, and greater than the number before */
+    uint64_t len_bytes;
+};
+
 union local_packet {
     uint32_t kind;
     struct local_hello hello;
     struct local_segment_packet segment;
     struct local_file_packet file;
+    struct local_memory_packet memory;
 };
 
 /* How many files each side remembers; the oldest is forgotten first. */
@@ -211,6 +222,31 @@ struct local_peer_file {
     uint64_t number;                /* 0: none */
     struct tl_mapped_file *file;    /* holds one reference; NULL: the file could not be mapped */
     const struct tl_error *refusal; /* why the file could not be mapped */
+};
+
+/* How many allocations of devices each side remembers; the oldest is forgotten first. */
+#define LOCAL_MEMORIES 64
+
+/* Memory of ours that the peer may import. Its index in the table is its number modulo LOCAL_MEMORIES. */
+struct local_shown_memory {
+    struct tl_device_watch watch;
+    struct local_pair *pair;
+    uint64_t number;
+    uint64_t memory_number; /* names the allocation, in this process */
+    struct tl_list link;    /* in provider->freed or pair->memories.untold, once the allocation is given back */
+};
+
+/* The content of its descriptor. */
+struct local_memory_descriptor {
+    uint64_t number;
+    uint64_t offset_bytes;
+};
+
+/* Memory of the peer that we may import; the index as above. */
+struct local_peer_memory {
+    uint64_t number; /* 0: none */
+    uint64_t len_bytes;
+    int fd;
 };
 
 /* The reason why a connection ends when this process has no free descriptor for what the peer has passed. */
@@ -303,8 +339,9 @@ struct local_provider {
 
     pthread_mutex_t mutex; /* guards the following members */
     struct tl_list gone;   /* list of struct local_region: destroyed regions that peers may know */
+    struct tl_list freed;  /* list of struct local_shown_memory: given back, and peers may know it */
     atomic_bool has_gone;
-    int gone_fd;            /* an eventfd that is written when regions were destroyed */
+    int gone_fd;            /* an eventfd that is written when something was added to these lists */
     atomic_uint populaters; /* number of threads that are getting pages of regions */
 };
 
@@ -366,6 +403,15 @@ struct local_files {
     struct local_shared_file *shared; /* [LOCAL_FILES]; NULL: none yet */
     uint64_t last_shared;
     struct local_peer_file *peers; /* [LOCAL_FILES]; NULL: none yet */
+    uint64_t last_peers;
+};
+
+/* Memory of devices that we have shown to the peer, and what the peer has shown. */
+struct local_memories {
+    struct local_shown_memory **shown; /* [LOCAL_MEMORIES]; NULL: none yet */
+    uint64_t last_shown;
+    struct tl_list untold;           /* struct local_shown_memory, of which the peer must hear that it is given back */
+    struct local_peer_memory *peers; /* [LOCAL_MEMORIES]; NULL: none yet */
     uint64_t last_peers;
 };
 
@@ -456,6 +502,7 @@ struct local_pair {
     struct local_mappings mappings;
     struct local_exposures exposures;
     struct local_files files;
+    struct local_memories memories;
     struct local_slot_read reading;
     struct tl_memory_reader *helpers[LOCAL_HELPER_THREADS]; /* the second one reads the second half of a large read */
 };
@@ -554,7 +601,7 @@ void local_revoke(struct tl_queue_pair *pair, struct tl_exposure *exposure, stru
 uint8_t *local_exposures_find(const struct local_exposures *exposures, const struct local_slot_read *reading);
 /* Passes the segments that were not passed to the peer yet. */
 void local_attach_segments(struct local_pair *pair);
-/* Reports to the peer whom the region serves that it was destroyed. */
+/* Reports to the peer that uses the region that it was destroyed. */
 void local_forget_region(struct local_region *region);
 /* Takes all regions from the pair. */
 void local_leave_regions(struct local_pair *pair);
@@ -585,5 +632,23 @@ enum tl_status local_map(struct tl_queue_pair *pair, const struct tl_descriptor 
 /* Maps a file that the peer has passed, and remembers it instead of the file that came LOCAL_FILES earlier. Takes over
  * fd. */
 void local_file_came(struct local_pair *pair, const struct local_file_packet *packet, int fd);
+
+/* ---------------------------------------------------------------------------------------------- local_memory.c -- */
+
+enum tl_status local_show_memory(struct tl_queue_pair *pair, struct tl_device_memory *memory, int file,
+                                 uint64_t offset_bytes, struct tl_descriptor *ret_descriptor,
+                                 struct tl_error *ret_error);
+enum tl_status local_find_memory(struct tl_queue_pair *pair, const struct tl_descriptor *descriptor, uint64_t len_bytes,
+                                 struct tl_peer_memory *ret_memory, int *ret_file, struct tl_error *ret_error);
+/* Notes the memory that a packet has brought, instead of that which came LOCAL_MEMORIES earlier. Takes over fd. */
+void local_memory_came(struct local_pair *pair, const struct local_memory_packet *packet, int fd);
+/* Forgets memory that the peer has given back. */
+void local_memory_went(struct local_pair *pair, const struct local_memory_packet *packet);
+/* Tells peers of the memory in the list, which is given back. */
+void local_memories_freed(struct tl_list *freed);
+/* Tells the peer what could not be told before. */
+void local_memories_tell(struct local_pair *pair);
+/* Forgets what was shown to the peer. */
+void local_memories_fini(struct local_pair *pair);
 
 #endif

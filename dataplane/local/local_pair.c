@@ -88,6 +88,7 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     pair->attachments.next_number = pair->mappings.next_number = 1;
     tl_list_init(&pair->attachments.unsent);
     tl_list_init(&pair->attachments.sent);
+    tl_list_init(&pair->memories.untold);
     local_choose_token(pair->self.token);
     memcpy(pair->self.host_id, provider->host_id, TL_HOST_ID_BYTES);
     tl_list_push_back(&provider->pairs, &pair->link);
@@ -182,8 +183,14 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
         local_file_came(pair, &packet->file, fds[0]);
         return;
     }
+    if (packet->kind == LOCAL_PACKET_MEMORY) {
+        local_memory_came(pair, &packet->memory, fds[0]);
+        return;
+    }
     if (packet->kind == LOCAL_PACKET_DETACH) {
         detach(pair, packet->segment.number);
+    } else if (packet->kind == LOCAL_PACKET_FORGET) {
+        local_memory_went(pair, &packet->memory);
     } else if (packet->kind == LOCAL_PACKET_HELLO) {
         local_pair_violation(pair, "a second HELLO");
     } else if (local_mappings_add(&pair->mappings, &packet->segment, fds[0], &error) != TL_OK) {
@@ -268,7 +275,8 @@ static void release(struct local_pair *pair)
     struct local_leftovers leftovers = {.ring = pair->rings.out,
                                         .mapped = pair->mappings.entries,
                                         .mapped_count = pair->mappings.count,
-                                        .files = pair->files.peers};
+                                        .files = pair->files.peers,
+                                        .memories = pair->memories.peers};
     if (pair->sockets.accept >= 0) local_accept_socket_remove_name(&pair->self);
     hand_over(pair, &pair->sockets.accept, &leftovers);
     hand_over(pair, &pair->sockets.in, &leftovers);
@@ -288,6 +296,8 @@ static void release(struct local_pair *pair)
     pair->mappings.entries = NULL;
     pair->mappings.count = pair->mappings.capacity = 0;
     pair->files.peers = NULL;
+    pair->memories.peers = NULL;
+    local_memories_fini(pair);
     free(pair->files.shared);
     pair->files.shared = NULL;
     free(pair->exposures.entries);

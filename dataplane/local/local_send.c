@@ -279,7 +279,7 @@ unsigned local_complete(struct local_pair *pair)
         if (!is_over(pair, record)) break;
         struct tl_work *work = pop(queue, record);
         count++;
-        if (work != NULL) work->done(work, TL_OK);
+        tl_work_done(work, TL_OK);
     }
     return count;
 }
@@ -292,7 +292,7 @@ void local_cancel_works(struct local_pair *pair)
         struct tl_work *work = pop(queue, record);
         free(record->message);
         record->message = NULL;
-        if (work != NULL) work->done(work, TL_CANCELLED);
+        tl_work_done(work, TL_CANCELLED);
     }
 }
 

@@ -171,6 +171,10 @@ static int count_descriptors_of(const union local_packet *packet, size_t len_byt
         return len_bytes == sizeof(packet->segment) ? 0 : -1;
     case LOCAL_PACKET_FILE:
         return len_bytes == sizeof(packet->file) ? 1 : -1;
+    case LOCAL_PACKET_MEMORY:
+        return len_bytes == sizeof(packet->memory) ? 1 : -1;
+    case LOCAL_PACKET_FORGET:
+        return len_bytes == sizeof(packet->memory) ? 0 : -1;
     default:
         return -1;
     }

@@ -27,7 +27,7 @@ struct tl_device_access {
     struct tl_device_access *next;
     struct tl_device device;
     enum tl_keys keys;
-    const char *why_not; /* NULL: the card reaches it */
+    const char *why_not[2]; /* by enum tl_region_access; NULL: the card reaches it */
 };
 
 void tl_device_accesses_init(struct tl_device_accesses *accesses, struct tl_provider *provider,
@@ -47,26 +47,37 @@ void tl_device_accesses_fini(struct tl_device_accesses *accesses)
     pthread_mutex_destroy(&accesses->mutex);
 }
 
+static void log_result(const struct tl_device_access *access, enum tl_status reached, enum tl_status ordered,
+                       const struct tl_error *error)
+{
+    const char *card = access->accesses->provider->name;
+    char name[TL_DEVICE_TEXT_BYTES];
+    tl_device_format(access->device, name);
+    if (reached != TL_OK) {
+        TL_LOG_AT_WARN("the card does not reach the memory of a device, whose tensors are copied",
+                       TL_STR("device", card), TL_STR("gpu", name), TL_STR("reason", error->message));
+    } else if (ordered != TL_OK) {
+        TL_LOG_AT_WARN("the card reads the memory of a device itself, and what is received there is copied",
+                       TL_STR("device", card), TL_STR("gpu", name), TL_STR("reason", error->message));
+    } else {
+        TL_LOG_AT_INFO("the card reaches the memory of a device itself", TL_STR("device", card), TL_STR("gpu", name));
+    }
+}
+
 static void run_probe(struct tl_closure *job)
 {
     struct tl_device_access *access = TL_CONTAINER_OF(job, struct tl_device_access, job);
     struct tl_device_accesses *accesses = access->accesses;
-    const struct tl_provider *provider = accesses->provider;
     struct tl_error error = {.code = TL_OK};
-    char name[TL_DEVICE_TEXT_BYTES];
-    enum tl_status status = tl_provider_probe_device(provider, access->keys, access->device, PROBE_NS, &error);
-    const char *why_not = status != TL_OK ? tl_reason(error.message) : NULL;
+    enum tl_status reached =
+        tl_provider_probe_device(accesses->provider, access->keys, access->device, PROBE_NS, &error);
+    enum tl_status ordered = reached == TL_OK ? tl_device_check_write_order(access->device, &error) : reached;
+    const char *why_not = ordered != TL_OK ? tl_reason(error.message) : NULL;
     pthread_mutex_lock(&accesses->mutex);
-    access->why_not = why_not;
+    access->why_not[TL_REGION_READ] = reached != TL_OK ? why_not : NULL;
+    access->why_not[TL_REGION_WRITE] = why_not;
     pthread_mutex_unlock(&accesses->mutex);
-    tl_device_format(access->device, name);
-    if (status == TL_OK) {
-        TL_LOG_AT_INFO("the card reaches the memory of a device itself", TL_STR("device", provider->name),
-                       TL_STR("gpu", name));
-    } else {
-        TL_LOG_AT_WARN("the card does not reach the memory of a device, whose tensors are copied",
-                       TL_STR("device", provider->name), TL_STR("gpu", name), TL_STR("reason", error.message));
-    }
+    log_result(access, reached, ordered, &error);
 }
 
 bool tl_device_accesses_owns(const struct tl_closure *closure)
@@ -95,21 +106,34 @@ static struct tl_device_access *add(struct tl_device_accesses *accesses, struct 
                                         .next = accesses->first,
                                         .device = device,
                                         .keys = keys,
-                                        .why_not = reason_trying};
+                                        .why_not = {reason_trying, reason_trying}};
     tl_list_init(&access->job.link);
     accesses->first = access;
     return access;
 }
 
-const char *tl_device_accesses_why_not(struct tl_device_accesses *accesses, struct tl_device device, enum tl_keys keys)
+const char *tl_device_accesses_why_not(struct tl_device_accesses *accesses, struct tl_device device, enum tl_keys keys,
+                                       enum tl_region_access region_access)
 {
     struct tl_device_access *added = NULL;
     if (accesses->provider->ops->region_create_on == NULL) return "the transport reaches no memory of devices";
     pthread_mutex_lock(&accesses->mutex);
     struct tl_device_access *access = find(accesses, device, keys);
     if (access == NULL) access = added = add(accesses, device, keys);
-    const char *why_not = access != NULL ? access->why_not : reason_no_thread;
+    const char *why_not = access != NULL ? access->why_not[region_access] : reason_no_thread;
     pthread_mutex_unlock(&accesses->mutex);
     if (added != NULL) tl_closure_thread_post(accesses->thread, &added->job);
     return why_not;
+}
+
+bool tl_device_accesses_look(struct tl_device_accesses *accesses, struct tl_device device, enum tl_keys keys,
+                             enum tl_region_access region_access, const char **ret_why_not)
+{
+    pthread_mutex_lock(&accesses->mutex);
+    const struct tl_device_access *access = find(accesses, device, keys);
+    const char *why_not = access != NULL ? access->why_not[region_access] : reason_trying;
+    pthread_mutex_unlock(&accesses->mutex);
+    if (why_not == reason_trying) return false;
+    *ret_why_not = why_not;
+    return true;
 }

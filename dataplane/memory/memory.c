@@ -26,6 +26,9 @@
 /* How often the log says that the pool is full. */
 #define FULL_LOG_NS (60 * TL_NS_PER_SEC)
 
+static const char reason_pinning[] = "the pool is being pinned for GPUs";
+static const char reason_no_thread[] = "there is no thread to pin the pool for GPUs";
+
 struct tl_memory {
     struct tl_provider *provider;
     struct tl_pool *pool;
@@ -35,6 +38,10 @@ struct tl_memory {
     struct tl_closure_thread registration_thread;
     struct tl_device_accesses accesses;
     struct tl_closure serve_job; /* waits in that thread when the pool may serve a request that waits */
+    atomic_bool is_pinning;      /* pin_job was posted, for pin_device */
+    struct tl_device pin_device;
+    struct tl_closure pin_job; /* pins one region of the pool for copies of devices */
+    atomic_bool is_pin_failure_logged;
 
     /* The fields from here on belong to the registration thread. */
     int64_t next_full_log_ns;
@@ -125,6 +132,36 @@ static void serve_waits(struct tl_closure *job)
     log_full(memory);
 }
 
+static void log_pin_failure(struct tl_memory *memory, const char *failure)
+{
+    if (failure == NULL || atomic_exchange(&memory->is_pin_failure_logged, true)) return;
+    TL_LOG_AT_WARN("memory is not pinned for GPUs, their tensors are copied once more", TL_STR("reason", failure),
+                   TL_STR("remedy", "nothing fails; CUDA may pin a smaller pool (max_pool)"));
+}
+
+static void pin_region(struct tl_closure *job)
+{
+    struct tl_memory *memory = TL_CONTAINER_OF(job, struct tl_memory, pin_job);
+    bool has_more = tl_pool_pin_next(memory->pool, memory->pin_device);
+    log_pin_failure(memory, tl_pool_pin_failure(memory->pool));
+    if (has_more) tl_closure_thread_post_urgent(&memory->registration_thread, job);
+}
+
+const char *tl_memory_why_not_pinned(struct tl_memory *memory, struct tl_device device)
+{
+    struct tl_error error;
+    const char *failure = tl_pool_pin_failure(memory->pool);
+    log_pin_failure(memory, failure); /* a region that was added since may have failed */
+    if (failure != NULL) return failure;
+    if (tl_pool_is_pinned(memory->pool)) return NULL;
+    if (tl_closure_thread_start(&memory->registration_thread, &error) != TL_OK) return reason_no_thread;
+    if (!atomic_exchange(&memory->is_pinning, true)) {
+        memory->pin_device = device;
+        tl_closure_thread_post_urgent(&memory->registration_thread, &memory->pin_job);
+    }
+    return reason_pinning;
+}
+
 static void run_registration(struct tl_closure *job)
 {
     struct tl_registration *registration = TL_CONTAINER_OF(job, struct tl_registration, job);
@@ -149,7 +186,18 @@ void tl_memory_register(struct tl_memory *memory, struct tl_registration *regist
 
 const char *tl_memory_why_not_direct(struct tl_memory *memory, struct tl_device device, enum tl_keys keys)
 {
-    return tl_device_accesses_why_not(&memory->accesses, device, keys);
+    return tl_device_accesses_why_not(&memory->accesses, device, keys, TL_REGION_READ);
+}
+
+const char *tl_memory_why_not_written(struct tl_memory *memory, struct tl_device device, enum tl_keys keys)
+{
+    return tl_device_accesses_why_not(&memory->accesses, device, keys, TL_REGION_WRITE);
+}
+
+bool tl_memory_look_direct(struct tl_memory *memory, struct tl_device device, enum tl_keys keys,
+                           enum tl_region_access access, const char **ret_why_not)
+{
+    return tl_device_accesses_look(&memory->accesses, device, keys, access, ret_why_not);
 }
 
 /* Ends the registration thread and cancels the requests that are left. */
@@ -158,7 +206,7 @@ static void stop_registration_thread(struct tl_memory *memory)
     struct tl_list left, *link;
     tl_closure_thread_stop(&memory->registration_thread, &left);
     while ((link = tl_list_pop_front(&left)) != NULL) {
-        if (link == &memory->serve_job.link) continue;
+        if (link == &memory->serve_job.link || link == &memory->pin_job.link) continue;
         if (tl_device_accesses_owns(TL_CONTAINER_OF(link, struct tl_closure, link))) continue;
         struct tl_registration *registration = TL_CONTAINER_OF(link, struct tl_registration, job.link);
         set_cancelled(registration);
@@ -178,6 +226,8 @@ enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_me
     tl_device_accesses_init(&memory->accesses, provider, &memory->registration_thread);
     memory->serve_job.run = serve_waits;
     tl_list_init(&memory->serve_job.link);
+    memory->pin_job.run = pin_region;
+    tl_list_init(&memory->pin_job.link);
     enum tl_status status = tl_registrations_create(provider, options->max_cached_bytes, options->max_cached_count,
                                                     &memory->registrations, ret_error);
     if (status != TL_OK) goto fail;
@@ -250,6 +300,20 @@ enum tl_status tl_memory_tensor_take(struct tl_memory *memory, const struct tl_m
     return create_around(meta_data, block, ret_tensor, ret_error);
 }
 
+enum tl_status tl_memory_tensor_take_early(struct tl_memory *memory, const struct tl_meta_data *meta_data,
+                                           struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    struct tl_block *block = NULL;
+    bool is_more_wanted;
+    TL_CHECK(meta_data->size_bytes > 0);
+    enum tl_status status = tl_pool_take_early(memory->pool, meta_data->size_bytes, &block, &is_more_wanted, ret_error);
+    if (status != TL_OK) return status;
+    if (is_more_wanted && tl_closure_thread_start(&memory->registration_thread, ret_error) == TL_OK)
+        tl_closure_thread_post_urgent(&memory->registration_thread, &memory->serve_job);
+    if (block == NULL) return tl_error_set(ret_error, TL_UNAVAILABLE, "the pool has no memory to spare now");
+    return create_around(meta_data, block, ret_tensor, ret_error);
+}
+
 enum tl_status tl_memory_await(struct tl_memory *memory, struct tl_memory_wait *memory_wait, uint64_t len_bytes,
                                struct tl_error *ret_error)
 {
@@ -270,6 +334,12 @@ void tl_memory_wait_drop(struct tl_memory_wait *memory_wait)
     if (memory_wait->wait.block == NULL) return;
     tl_pool_give(memory_wait->wait.block);
     memory_wait->wait.block = NULL;
+}
+
+bool tl_memory_is_pinned(struct tl_memory *memory, const struct tl_tensor *tensor)
+{
+    const struct tl_block *block = tl_tensor_release_context(tensor, give_block);
+    return block != NULL && tl_pool_is_block_pinned(memory->pool, block);
 }
 
 bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_region_access access,

@@ -15,6 +15,7 @@
  * Registering takes milliseconds and more. It is done by the registration thread, which the memory has for this, and
  * never by a reactor. So is growing the pool: a reactor takes what is free, or waits in a queue, first come first
  * served. Registrations that are not used are evicted when the pool cannot grow because of the limit of locked memory.
+ * When a device is first used, that thread also pins the pool for CUDA, so that devices copy from and to it.
  */
 #ifndef DATAPLANE_MEMORY_MEMORY_H
 #define DATAPLANE_MEMORY_MEMORY_H
@@ -81,6 +82,10 @@ struct tl_memory_wait {
 enum tl_status tl_memory_tensor_take(struct tl_memory *memory, const struct tl_meta_data *meta_data,
                                      struct tl_memory_wait *memory_wait, struct tl_tensor **ret_tensor,
                                      struct tl_error *ret_error) TL_MUST_USE;
+/* Creates the same from what is free, for a holder that can do without it, and may keep it for ever: only while a
+ * quarter of the pool stays free. Thread: any. Errors: those of tl_memory_tensor_take. */
+enum tl_status tl_memory_tensor_take_early(struct tl_memory *memory, const struct tl_meta_data *meta_data,
+                                           struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
 /* Waits for memory for a tensor of len_bytes (not 0); the closure follows exactly once. Errors, without a closure:
  * TL_RESOURCE_EXHAUSTED: the pool is too small, or too many wait. Thread: any. */
 enum tl_status tl_memory_await(struct tl_memory *memory, struct tl_memory_wait *memory_wait, uint64_t len_bytes,
@@ -133,6 +138,22 @@ void tl_memory_register(struct tl_memory *memory, struct tl_registration *regist
 /* Says why the provider does not reach the memory of the device, so that its bytes are copied; NULL: it does. The first
  * call begins to find out. Never freed (base/reason.h). Thread: any. */
 const char *tl_memory_why_not_direct(struct tl_memory *memory, struct tl_device device, enum tl_keys keys);
+/* The same for what the card would write there. */
+const char *tl_memory_why_not_written(struct tl_memory *memory, struct tl_device device, enum tl_keys keys);
+
+/* The same without a try, for what the card would read or write: returns false where it was not found out yet. Thread:
+ * any. */
+bool tl_memory_look_direct(struct tl_memory *memory, struct tl_device device, enum tl_keys keys,
+                           enum tl_region_access access, const char **ret_why_not) TL_MUST_USE;
+
+/* Says why copies of the device cannot use all of the pool itself, so that bytes pass through blocks of the device
+ * (tensor/device.h); NULL: all regions are pinned. The first call, which needs an open device, begins to pin them, and
+ * from then on each new one is pinned before it is used, until one cannot be. Never freed (base/reason.h). Thread: any.
+ */
+const char *tl_memory_why_not_pinned(struct tl_memory *memory, struct tl_device device);
+/* Whether copies of devices may use the bytes of this tensor: it lies in a region of the pool that is pinned. It stays
+ * so for as long as the tensor lives. Thread: any. */
+bool tl_memory_is_pinned(struct tl_memory *memory, const struct tl_tensor *tensor);
 
 /* Maps a region like tl_region_map, and evicts registrations that are not used if that is needed. The region and its
  * memory are the caller's. Thread: any. Blocks. */

@@ -22,7 +22,7 @@ struct tl_peer_memories {
     struct tl_memory_options options;
     struct tl_closure_thread maker;
     pthread_mutex_t mutex;       /* guards what follows; never held while the provider works */
-    struct tl_list members;      /* of struct member */
+    struct tl_list members;      /* struct member */
     struct tl_memory_stats past; /* counters of those that are gone */
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The pool of registered memory: how it begins and ends, and its blocks. How it grows, and waits for memory, are in
- * pool_grow.c.
+ * pool_grow.c, how it is pinned in pool_pin.c.
  *
  * Failure modes: a peer that writes where it should not reaches bytes of tensors, never the allocator, whose records
  * lie elsewhere.
@@ -13,6 +13,9 @@
 
 #include "base/check.h"
 #include "base/error.h"
+
+/* For blocks up to this size the pool grows so that a quarter of it is free. */
+#define MORE_MAX_BYTES (UINT64_C(256) * 1024)
 
 /* ----------------------------------------------------------------------------------------------------- regions -- */
 
@@ -94,7 +97,7 @@ enum tl_status tl_pool_create(struct tl_provider *provider, uint64_t pool_bytes,
     pool->max_bytes = tl_max_u64(pool_round(max_bytes, TL_PAGE_BYTES), pool->pool_bytes);
     pthread_mutex_init(&pool->growing, NULL);
     pthread_mutex_init(&pool->mutex, NULL);
-    enum tl_status status = pool_region_create(pool, pool->pool_bytes, &first, ret_error);
+    enum tl_status status = pool_region_create(pool, pool->pool_bytes, true, &first, ret_error);
     if (status != TL_OK) goto fail;
     first->is_lasting = true;
     if (!pool_region_add(pool, first)) {
@@ -164,6 +167,36 @@ enum tl_status tl_pool_take_now(struct tl_pool *pool, uint64_t len_bytes, struct
     pthread_mutex_lock(&pool->mutex);
     if (tl_list_is_empty(&pool->waiting)) {
         status = pool_take_fitting(pool, pool_need_of(len_bytes), &block, ret_error);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    if (block) ALLOW(block->address, len_bytes);
+    if (status == TL_OK) *ret_block = block;
+    return status;
+}
+
+/* Whether the pool grows so that blocks like this one are given. A larger one takes longer to travel than to be asked
+ * for once more. Called under mutex. */
+static bool wants_more(struct tl_pool *pool, uint64_t len_bytes)
+{
+    bool may_grow = !pool->is_more_refused && pool->pool_bytes <= pool->max_bytes - pool->bytes;
+    pool->is_more_wanted |= may_grow && len_bytes <= MORE_MAX_BYTES;
+    return pool->is_more_wanted;
+}
+
+enum tl_status tl_pool_take_early(struct tl_pool *pool, uint64_t len_bytes, struct tl_block **ret_block,
+                                  bool *ret_is_more_wanted, struct tl_error *ret_error)
+{
+    struct tl_block *block = NULL;
+    enum tl_status status = TL_OK;
+    struct pool_need need = pool_need_of(len_bytes);
+    TL_CHECK(len_bytes > 0 && len_bytes <= INT64_MAX);
+    *ret_is_more_wanted = false;
+    pthread_mutex_lock(&pool->mutex);
+    uint64_t free_bytes = pool->bytes - (pool->blocks.used_bytes - pool->spare_bytes);
+    if (free_bytes < need.len_bytes || free_bytes - need.len_bytes < pool->bytes / 4) {
+        *ret_is_more_wanted = wants_more(pool, need.len_bytes);
+    } else if (tl_list_is_empty(&pool->waiting)) {
+        status = pool_take_fitting(pool, need, &block, ret_error);
     }
     pthread_mutex_unlock(&pool->mutex);
     if (block) ALLOW(block->address, len_bytes);

@@ -10,6 +10,10 @@
  * nothing waits in a queue, first come first served, until a block has come back or another thread has made a region
  * (tl_pool_serve).
  *
+ * Copies of devices can use the pool itself when its regions are pinned: from the first tl_pool_pin_next on, each one
+ * that is added is pinned before. A region that is given up is unpinned first, on a thread of the device, and its
+ * memory is unmapped there.
+ *
  * Blocks may outlive the pool's registrations: tl_pool_close takes the memory from the provider and leaves the blocks
  * to their holders.
  *
@@ -17,6 +21,8 @@
  */
 #ifndef DATAPLANE_MEMORY_POOL_H
 #define DATAPLANE_MEMORY_POOL_H
+
+#include <tensorlane/tensor.h>
 
 #include "base/list.h"
 #include "dataplane/memory/blocks.h"
@@ -72,6 +78,11 @@ void tl_pool_close(struct tl_pool *pool);
  * Errors: TL_RESOURCE_EXHAUSTED: no memory for its record. */
 enum tl_status tl_pool_take_now(struct tl_pool *pool, uint64_t len_bytes, struct tl_block **ret_block,
                                 struct tl_error *ret_error) TL_MUST_USE;
+/* The same for a holder that can do without the block, and keeps it until something happens that may never happen: only
+ * while a quarter of the pool stays free for others. *ret_is_more_wanted: the pool is to grow, which tl_pool_serve
+ * does; then the next such block may be there. */
+enum tl_status tl_pool_take_early(struct tl_pool *pool, uint64_t len_bytes, struct tl_block **ret_block,
+                                  bool *ret_is_more_wanted, struct tl_error *ret_error) TL_MUST_USE;
 /* Takes a block, before all that wait. Errors: TL_RESOURCE_EXHAUSTED: the maximum is reached (the message names the
  * setting), no memory, or the reason of the provider. Blocks: when the pool grows. */
 enum tl_status tl_pool_take(struct tl_pool *pool, uint64_t len_bytes, struct tl_block **ret_block,
@@ -83,7 +94,8 @@ enum tl_status tl_pool_wait(struct tl_pool *pool, struct tl_pool_wait *wait, str
 /* Returns true when the wait is over, false when tl_pool_serve has returned it or is about to. */
 bool tl_pool_withdraw(struct tl_pool *pool, struct tl_pool_wait *wait) TL_MUST_USE;
 /* Returns the longest wait if it is over now: it has its block, or the provider refuses a region that could hold it.
- * Returns NULL when nothing waits, or when only blocks that come back can end the wait. Blocks: when the pool grows. */
+ * Returns NULL when nothing waits, or when only blocks that come back can end the wait. When nothing waits it makes the
+ * pool larger if that is wanted. Blocks: when the pool grows. */
 struct tl_pool_wait *tl_pool_serve(struct tl_pool *pool) TL_MUST_USE;
 
 /* Returns the region that these bytes lie in, which stays as long as their block is taken; NULL when they do not lie in
@@ -91,6 +103,16 @@ struct tl_pool_wait *tl_pool_serve(struct tl_pool *pool) TL_MUST_USE;
 struct tl_region *tl_pool_find(struct tl_pool *pool, const void *address, uint64_t len_bytes);
 /* Returns the region of a taken block; NULL when it is another pool's. */
 struct tl_region *tl_pool_region_of(const struct tl_pool *pool, const struct tl_block *block);
+
+/* Pins a region for copies of all devices, if there is one that is not pinned. Returns true when there are more.
+ * Blocks: for as long as CUDA takes for a region, during which the pool does not grow. Thread: any that may open the
+ * device. */
+bool tl_pool_pin_next(struct tl_pool *pool, struct tl_device device);
+/* Says why a region could not be pinned, after which no other is tried; NULL: none has failed. Never freed. */
+const char *tl_pool_pin_failure(struct tl_pool *pool);
+/* Whether all regions are pinned; whether the region of a taken block is, which stays so. */
+bool tl_pool_is_pinned(struct tl_pool *pool);
+bool tl_pool_is_block_pinned(struct tl_pool *pool, const struct tl_block *block);
 
 void tl_pool_get_stats(struct tl_pool *pool, struct tl_pool_stats *ret_stats);
 /* Why the pool could not grow when that was tried last, with the remedy; TL_OK: it could. */

@@ -39,15 +39,12 @@ void pool_region_destroy(struct pool_region *region)
 {
     if (!region) return;
     tl_region_destroy(region->region);
-    if (region->address) {
-        ALLOW(region->address, region->len_bytes);
-        tl_pages_unmap(region->address, region->len_bytes);
-    }
-    free(region);
+    if (region->address) ALLOW(region->address, region->len_bytes);
+    pool_region_unmap(region);
 }
 
-enum tl_status pool_region_create(struct tl_pool *pool, uint64_t len_bytes, struct pool_region **ret_region,
-                                  struct tl_error *ret_error)
+enum tl_status pool_region_create(struct tl_pool *pool, uint64_t len_bytes, bool may_evict,
+                                  struct pool_region **ret_region, struct tl_error *ret_error)
 {
     struct pool_region *region = calloc(1, sizeof(*region));
     if (!region) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a region of the pool");
@@ -56,7 +53,8 @@ enum tl_status pool_region_create(struct tl_pool *pool, uint64_t len_bytes, stru
     enum tl_status status;
     do {
         status = tl_region_map(pool->provider, len_bytes, &region->region, ret_error);
-    } while (status == TL_RESOURCE_EXHAUSTED && pool->hooks.evict != NULL && pool->hooks.evict(pool->hooks.context));
+    } while (status == TL_RESOURCE_EXHAUSTED && may_evict && pool->hooks.evict != NULL &&
+             pool->hooks.evict(pool->hooks.context));
     if (status != TL_OK) goto fail;
     region->address = region->region->address;
     *ret_region = region;
@@ -125,14 +123,18 @@ static bool has_most_regions(const struct tl_pool *pool)
     return most > 0 && pool->region_count >= most;
 }
 
+/* The size of a region for small blocks. In a large pool regions are larger, so that they stay few. */
+static uint64_t usual_bytes(const struct tl_pool *pool)
+{
+    return tl_max_u64(pool->pool_bytes, pool_round(pool->bytes / REGIONS_OF_ONE_SIZE, TL_PAGE_BYTES));
+}
+
 /* Gives up regions if the maximum demands it, and computes how large a region for need_bytes will be. Called under
  * growing. */
 static enum tl_status plan_region(struct tl_pool *pool, uint64_t need_bytes, uint64_t *ret_len_bytes,
                                   struct tl_error *ret_error)
 {
-    /* In a large pool regions are larger, so that they stay few. */
-    uint64_t share_bytes = pool_round(pool->bytes / REGIONS_OF_ONE_SIZE, TL_PAGE_BYTES);
-    uint64_t len_bytes = tl_max_u64(tl_max_u64(pool->pool_bytes, share_bytes), need_bytes);
+    uint64_t len_bytes = tl_max_u64(usual_bytes(pool), need_bytes);
     while (len_bytes <= pool->max_bytes && (len_bytes > pool->max_bytes - pool->bytes || has_most_regions(pool))) {
         struct pool_region *unused = pick_unused(pool);
         if (!unused) break;
@@ -161,15 +163,33 @@ static enum tl_status make_region(struct tl_pool *pool, uint64_t region_bytes, s
                                   struct tl_block **ret_block, struct tl_error *ret_error)
 {
     struct pool_region *region = NULL;
-    enum tl_status status = pool_region_create(pool, region_bytes, &region, ret_error);
+    enum tl_status status = pool_region_create(pool, region_bytes, true, &region, ret_error);
     if (status != TL_OK) return status;
+    pool_region_pin(pool, region);
     pthread_mutex_lock(&pool->mutex);
     bool is_added = pool_region_add(pool, region);
     status = is_added ? pool_take_fitting(pool, need, ret_block, ret_error)
                       : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the records of the pool");
+    if (is_added) pool->is_more_wanted = pool->is_more_refused = false;
     pthread_mutex_unlock(&pool->mutex);
     if (!is_added) pool_region_destroy(region);
     return status;
+}
+
+/* Adds a region that no block needs yet, unless something else would have to go for it. Called under both locks; mutex
+ * is not held while the pool grows. */
+static void make_more(struct tl_pool *pool)
+{
+    struct pool_region *region = NULL;
+    struct tl_error error;
+    uint64_t len_bytes = usual_bytes(pool);
+    bool may_grow = len_bytes <= pool->max_bytes - pool->bytes && !has_most_regions(pool);
+    pool->is_more_wanted = false;
+    pthread_mutex_unlock(&pool->mutex);
+    if (may_grow && pool_region_create(pool, len_bytes, false, &region, &error) == TL_OK) pool_region_pin(pool, region);
+    pthread_mutex_lock(&pool->mutex);
+    pool->is_more_refused = region == NULL || !pool_region_add(pool, region);
+    if (pool->is_more_refused) pool_region_destroy(region);
 }
 
 enum tl_status pool_grow(struct tl_pool *pool, struct pool_need need, struct tl_block **ret_block,
@@ -297,6 +317,8 @@ struct tl_pool_wait *tl_pool_serve(struct tl_pool *pool)
     if (!tl_list_is_empty(&pool->waiting)) {
         wait = TL_CONTAINER_OF(pool->waiting.next, struct tl_pool_wait, link);
         if (!serve_first(pool, wait)) wait = NULL;
+    } else if (pool->is_more_wanted) {
+        make_more(pool);
     }
     pthread_mutex_unlock(&pool->mutex);
     pthread_mutex_unlock(&pool->growing);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The pool, as its two files see it: pool.c (blocks, the fast path) and pool_grow.c (how regions come and go, and how
- * waits are served).
+ * The pool, as its three files see it: pool.c (blocks, the fast path), pool_grow.c (how regions come and go, and how
+ * waits are served) and pool_pin.c (how regions are pinned for copies of devices).
  *
  * There are two locks. `mutex` guards the blocks, the list of regions and the queue, and is held for moments. `growing`
- * is taken before it by the one thread that makes or gives up regions; that takes milliseconds, during which other
- * threads can take blocks.
+ * is taken before it by the one thread that makes, pins or gives up regions; that takes milliseconds, during which
+ * other threads can take blocks.
  */
 #ifndef DATAPLANE_MEMORY_POOL_INTERNAL_H
 #define DATAPLANE_MEMORY_POOL_INTERNAL_H
@@ -15,6 +15,7 @@
 #include "base/arith.h"
 #include "dataplane/memory/pages.h"
 #include "dataplane/memory/pool.h"
+#include "tensor/device.h"
 
 /* Under AddressSanitizer free memory of the pool is poisoned like that of malloc, so that a late write is found. */
 #ifdef __has_feature
@@ -47,6 +48,15 @@ struct pool_region {
     struct tl_region *region; /* NULL: the pool is closed */
     struct tl_block *first;   /* the block at the lowest address */
     bool is_lasting;          /* it is the first region of the pool */
+    bool is_pinned;           /* for copies of devices, until the region ends; written under both locks */
+    struct tl_device_unpin unpin;
+};
+
+/* What is known of pinning; written under both locks. */
+struct pool_pinning {
+    bool is_wanted;
+    struct tl_device device; /* whose threads pin; all devices may use what they have pinned */
+    const char *failure;     /* why a region was not pinned; NULL: none has failed. Never freed (base/reason.h) */
 };
 
 struct tl_pool {
@@ -66,7 +76,10 @@ struct tl_pool {
     struct pool_region **regions; /* [region_count], by address */
     size_t region_count;
     size_t region_capacity;
-    uint64_t bytes;          /* the sum of all regions; changes under both locks only */
+    uint64_t bytes; /* the sum of all regions; changes under both locks only */
+    struct pool_pinning pinning;
+    bool is_more_wanted;     /* a block was not given so that a quarter of the pool stays free */
+    bool is_more_refused;    /* the pool has not grown when that was tried; it has not grown since */
     struct tl_error refusal; /* why the pool did not grow when that was tried last for a wait; TL_OK: it did */
     bool is_closed;
 };
@@ -101,13 +114,17 @@ bool pool_give_spares(struct tl_pool *pool);
 
 /* Returns how many regions start at or below the address. Called under mutex. */
 size_t pool_count_up_to(const struct tl_pool *pool, uintptr_t address);
-/* Create maps and registers memory. Add makes it part of the pool (under mutex; false: no memory). Remove takes it out
- * when it is wholly free. */
-enum tl_status pool_region_create(struct tl_pool *pool, uint64_t len_bytes, struct pool_region **ret_region,
-                                  struct tl_error *ret_error) TL_MUST_USE;
+/* Create maps and registers memory; where may_evict, registrations that are not used go for it. Add makes it part of
+ * the pool (under mutex; false: no memory). Remove takes it out when it is wholly free. */
+enum tl_status pool_region_create(struct tl_pool *pool, uint64_t len_bytes, bool may_evict,
+                                  struct pool_region **ret_region, struct tl_error *ret_error) TL_MUST_USE;
 bool pool_region_add(struct tl_pool *pool, struct pool_region *region);
 void pool_region_remove(struct tl_pool *pool, struct pool_region *region);
 void pool_region_destroy(struct pool_region *region);
+/* Pins a region, unless that is not wanted, or has failed for another one. Called under growing, without mutex. */
+void pool_region_pin(struct tl_pool *pool, struct pool_region *region);
+/* Unmaps the memory of a region and frees its record, at once or, when it is pinned, after it was unpinned. */
+void pool_region_unmap(struct pool_region *region);
 /* Adds a region in which the block fits, and takes the block. Called under growing. Errors: those of tl_pool_take. */
 enum tl_status pool_grow(struct tl_pool *pool, struct pool_need need, struct tl_block **ret_block,
                          struct tl_error *ret_error) TL_MUST_USE;

@@ -16,12 +16,12 @@ enum tl_segment_pages {
 };
 
 /* Makes a segment of len_bytes, a multiple of TL_PAGE_BYTES and not 0. Errors: TL_RESOURCE_EXHAUSTED. Ownership: the
- * descriptor and the mapping belong to the caller, who unmaps with tl_pages_unmap. */
+ * descriptor and the mapping belong to the caller, which unmaps with tl_pages_unmap. */
 enum tl_status tl_segment_make(const char *name, uint64_t len_bytes, enum tl_segment_pages pages, int *ret_fd,
                                void **ret_address, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Maps a segment that another process has made. Errors: TL_INVALID_ARGUMENT: the memory is not sealed, or its size
- * differs. TL_RESOURCE_EXHAUSTED. Ownership: fd stays the caller's, who unmaps with tl_pages_unmap. */
+ * differs. TL_RESOURCE_EXHAUSTED. Ownership: fd stays the caller's, which unmaps with tl_pages_unmap. */
 enum tl_status tl_segment_map(int fd, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error) TL_MUST_USE;
 
 /* The pages of a large segment are got in chunks of this size, at multiples of it: as much as a huge page. */

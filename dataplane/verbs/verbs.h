@@ -24,6 +24,8 @@
 #define TL_VERBS_DEFAULT_TIMEOUT 14
 #define TL_VERBS_DEFAULT_RETRY_COUNT 6
 #define TL_VERBS_DEFAULT_QUEUE_DEPTH 1024
+/* How many slots the queue pair of one peer has, so that it locks less than 1 MiB. */
+#define TL_VERBS_DEFAULT_SLOTS 64
 
 /* The options of the provider. Text is borrowed during the call. */
 struct tl_verbs_options {

@@ -254,6 +254,7 @@ static const struct tl_provider_ops verbs_ops = {
     .write = verbs_post_write,
     .read = verbs_post_read,
     .expose = verbs_window_expose,
+    .has_spare_window = verbs_window_has_spare,
     .expose_source = verbs_window_expose_source,
     .revoke = verbs_window_revoke,
     .doorbell = verbs_post_doorbell,
@@ -264,7 +265,7 @@ static enum tl_status refuse(const struct verbs_device *device, const char *what
                              struct tl_error *ret_error)
 {
     if (error_number == ENOMEM && verbs_exceeds_memlock(UINT64_MAX)) {
-        return verbs_memlock_error((uint64_t)device->settings.queue_depth * 2 * TL_SLOT_BYTES, device->base.name,
+        return verbs_memlock_error(verbs_slots_default_bytes(device->settings.queue_depth), device->base.name,
                                    ret_error);
     }
     return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: cannot %s: %s", device->base.name, what,

@@ -269,6 +269,7 @@ struct verbs_record {
     struct ibv_sge piece;
     struct tl_work *work;        /* NULL: no work waits for it */
     struct verbs_window *window; /* free again when the record is over; NULL: none */
+    uint64_t send_end;           /* when it is over, the memory of messages is free up to here (slots.send_end) */
     bool is_empty;               /* the record has no work request */
 };
 
@@ -316,13 +317,17 @@ struct verbs_ring {
     uint64_t signalled; /* one behind the last record that asks for a completion; the records from here to posted do not
                            ask for one */
     uint64_t bytes_since_signal;
+    uint64_t send_end_signalled; /* slots.send_end of the last record that asks for a completion */
     uint32_t max_inline_bytes;
 };
 
 /* The receive buffers, and the memory of messages in both directions. */
 struct verbs_slots {
-    uint8_t *memory; /* slots of messages that arrive [count], then slots of messages that leave [record_count] */
+    uint8_t *memory; /* slots that messages arrive in [count], then the memory that they leave from [send_bytes] */
     uint64_t memory_bytes;
+    uint64_t send_bytes;
+    uint64_t send_begin, send_end; /* what of it posted messages use, counted since the beginning; it is used in a
+                                      circle */
     struct ibv_mr *mr;
     struct verbs_slot *slots;             /* [count] */
     uint32_t count;                       /* how many slots the owner has asked for, and some more that may be idle */
@@ -336,6 +341,8 @@ struct verbs_windows {
     enum tl_keys keys;
     struct verbs_window_block *blocks; /* all windows of the queue pair */
     struct verbs_window *idle;
+    unsigned count;      /* in all blocks */
+    unsigned idle_count; /* in idle */
 };
 
 struct verbs_pair {
@@ -391,6 +398,16 @@ void verbs_pair_give_up(struct verbs_device *device);
 /* Calls the owner's `broken` if that is due. Returns how many events that were. */
 unsigned verbs_pair_report_broken(struct verbs_pair *pair);
 
+/* The memory from which messages leave. A message takes as many bytes of it as it has, so that it holds hundreds of
+ * single messages; and as few batches as are ever under way at a time. */
+#define VERBS_SEND_BYTES ((uint64_t)256 * 1024)
+#define VERBS_SEND_UNIT_BYTES 64
+
+/* How much memory a queue pair locks whose owner asks for the default number of slots, and for as much work as the
+ * depth allows. */
+uint64_t verbs_slots_default_bytes(uint32_t queue_depth);
+/* How many slots may be idle before they are posted. */
+uint32_t verbs_slots_may_idle(uint32_t slot_count);
 /* Allocates and registers the slots; all are idle. Errors: TL_RESOURCE_EXHAUSTED. */
 enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
 void verbs_slots_fini(struct verbs_pair *pair);
@@ -401,9 +418,13 @@ static inline void verbs_slots_post(struct verbs_pair *pair)
 {
     if (pair->slots.idle_count > pair->slots.may_idle) verbs_slots_post_idle(pair);
 }
+/* How many messages of any length may be posted now. */
+uint32_t verbs_slots_send_space(const struct verbs_pair *pair);
+/* Takes memory for a message that is to be posted, for which there is space. */
+uint8_t *verbs_slots_send(struct verbs_pair *pair, uint32_t len_bytes);
 /* A receive request is completed: its slot is idle. */
 void verbs_slots_return(struct verbs_pair *pair, uint32_t index);
-/* The memory of a slot: first come the slots that messages arrive in, then those of the records. */
+/* The memory of a slot that messages arrive in. */
 static inline uint8_t *verbs_slot_memory(const struct verbs_pair *pair, uint32_t index)
 {
     return pair->slots.memory + (size_t)index * TL_SLOT_BYTES;
@@ -431,6 +452,8 @@ enum tl_status verbs_windows_prepare(struct verbs_pair *pair, struct tl_error *r
 /* Frees all windows, bound or not. */
 void verbs_windows_release(struct verbs_pair *pair);
 void verbs_window_put(struct verbs_pair *pair, struct verbs_window *window);
+/* An operation of verbs_device.c (dataplane/provider.h). */
+bool verbs_window_has_spare(struct tl_queue_pair *base);
 enum tl_status verbs_window_expose(struct tl_queue_pair *pair, struct tl_region *region, void *address,
                                    uint64_t len_bytes, struct tl_exposure *exposure,
                                    struct tl_error *ret_error) TL_MUST_USE;

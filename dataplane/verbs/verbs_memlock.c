@@ -43,6 +43,6 @@ bool verbs_exceeds_memlock(uint64_t len_bytes)
 
 enum tl_status tl_verbs_check_memlock(const struct tl_verbs_options *options, struct tl_error *ret_error)
 {
-    uint64_t len_bytes = (uint64_t)options->queue_depth * 2 * TL_SLOT_BYTES + options->pool_bytes;
+    uint64_t len_bytes = verbs_slots_default_bytes(options->queue_depth) + options->pool_bytes;
     return verbs_exceeds_memlock(len_bytes) ? verbs_memlock_error(len_bytes, "the data plane", ret_error) : TL_OK;
 }

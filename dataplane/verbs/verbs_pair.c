@@ -32,8 +32,6 @@
 /* How long a card may take to complete what was posted on a broken queue pair. */
 #define FLUSH_PATIENCE_NS TL_NS_PER_SEC
 #define HOP_LIMIT 255
-/* How many slots are posted together. */
-#define MAX_IDLE_SLOTS 64
 #define MASK_24_BITS UINT32_C(0xffffff)
 
 static uint8_t clamp_depth(int depth)
@@ -161,7 +159,7 @@ enum tl_status verbs_pair_create(struct tl_provider *provider, const struct tl_q
     pair->windows.keys = options->keys;
     /* The card has space for as many slots as the options may ask for, and perhaps for more. */
     uint32_t space_count = (uint32_t)device->attributes.max_qp_wr - options->slot_count;
-    pair->slots.may_idle = (uint32_t)tl_min_u64(tl_min_u64(options->slot_count / 4, MAX_IDLE_SLOTS), space_count);
+    pair->slots.may_idle = (uint32_t)tl_min_u64(verbs_slots_may_idle(options->slot_count), space_count);
     pair->slots.count = options->slot_count + pair->slots.may_idle;
     pair->ring.work_count = options->work_count;
     pair->ring.record_count = 1;

@@ -3,7 +3,7 @@
  * Posted work: the ring of records of a queue pair, and its doorbell.
  *
  * A post fills the next record. The doorbell links all records since the last one and hands them to the card with one
- * call. A message is copied into the slot of its record, which is therefore used again only when the message is over.
+ * call. A message is copied into memory of the queue pair, which is used again only when the message is over.
  * When the card refuses a request, the queue pair breaks and is taken from the card, since the request that asks for a
  * completion may be among those refused.
  */
@@ -11,6 +11,8 @@
 
 #include <endian.h>
 #include <string.h>
+
+#include "base/arith.h"
 
 /* How many bytes of writes may be under way before one of them asks for a completion: less than the slowest network
  * carries within the peer time-out. */
@@ -29,7 +31,8 @@ uint32_t verbs_post_space(const struct tl_queue_pair *base)
     const struct verbs_pair *pair = TL_CONTAINER_OF(base, const struct verbs_pair, base);
     /* While the owner does not know that the queue pair is broken, posts are accepted and cancelled. */
     if (pair->state != VERBS_CONNECTED && pair->state != VERBS_BROKEN) return 0;
-    return pair->ring.work_count - (uint32_t)(pair->ring.tail - pair->ring.retired);
+    uint32_t space = pair->ring.work_count - (uint32_t)(pair->ring.tail - pair->ring.retired);
+    return (uint32_t)tl_min_u64(space, verbs_slots_send_space(pair));
 }
 
 struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *work)
@@ -51,6 +54,7 @@ struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *
     record->work = work;
     record->window = NULL;
     record->is_empty = true;
+    record->send_end = pair->slots.send_end;
     pair->ring.tail++;
     if (verbs_pair_is_broken(pair)) verbs_pair_needs_attention(pair);
     return record;
@@ -71,9 +75,10 @@ void verbs_post_message(struct tl_queue_pair *base, const void *data, uint32_t l
     TL_CHECK(len_bytes <= TL_SLOT_BYTES);
     struct verbs_record *record = verbs_post_record(pair, work);
     if (verbs_pair_is_broken(pair)) return;
-    uint8_t *slot = verbs_slot_memory(pair, pair->slots.count + (uint32_t)(record - pair->ring.records));
-    if (len_bytes > 0) memcpy(slot, data, len_bytes);
-    set_piece(record, slot, len_bytes, pair->slots.mr->lkey);
+    uint8_t *memory = verbs_slots_send(pair, len_bytes);
+    record->send_end = pair->slots.send_end;
+    if (len_bytes > 0) memcpy(memory, data, len_bytes);
+    set_piece(record, memory, len_bytes, pair->slots.mr->lkey);
     record->request.opcode = IBV_WR_SEND;
     if (len_bytes <= pair->ring.max_inline_bytes) record->request.send_flags = IBV_SEND_INLINE;
 }
@@ -153,15 +158,17 @@ static void ask_completion(struct verbs_pair *pair, uint64_t sequence)
     record_at(pair, sequence)->request.send_flags |= IBV_SEND_SIGNALED;
     pair->ring.signalled = sequence + 1;
     pair->ring.bytes_since_signal = 0;
+    pair->ring.send_end_signalled = record_at(pair, sequence)->send_end;
 }
 
 /* Links the requests that have not left yet. The last one with work asks for a completion, and so does every fourth
- * part of the ring, each write that makes SIGNAL_BYTES full, and each read, because the next one waits for it. Returns
- * NULL when there is no request. */
+ * part of the ring and of the memory of messages, each write that makes SIGNAL_BYTES full, and each read, because the
+ * next one waits for it. Returns NULL when there is no request. */
 static struct ibv_send_wr *link_requests(struct verbs_pair *pair)
 {
     struct ibv_send_wr *first = NULL, **place = &first;
     uint64_t interval = pair->ring.work_count / 4, awaited_end = 0;
+    uint64_t send_interval = pair->slots.send_bytes / 4;
     for (uint64_t sequence = pair->ring.posted; sequence < pair->ring.tail; sequence++) {
         struct verbs_record *record = record_at(pair, sequence);
         if (record->is_empty) continue;
@@ -170,6 +177,7 @@ static struct ibv_send_wr *link_requests(struct verbs_pair *pair)
         place = &record->request.next;
         pair->ring.bytes_since_signal += record->piece.length;
         if (sequence + 1 - pair->ring.signalled >= interval || pair->ring.bytes_since_signal >= SIGNAL_BYTES ||
+            record->send_end - pair->ring.send_end_signalled >= send_interval ||
             record->request.opcode == IBV_WR_RDMA_READ) {
             ask_completion(pair, sequence);
         }
@@ -215,9 +223,10 @@ unsigned verbs_post_retire(struct verbs_pair *pair, uint64_t end, enum tl_status
         struct verbs_record *record = record_at(pair, pair->ring.retired);
         struct tl_work *work = record->work;
         if (record->window != NULL) verbs_window_put(pair, record->window);
+        pair->slots.send_begin = record->send_end;
         pair->ring.retired++;
         count++;
-        if (work != NULL) work->done(work, status);
+        tl_work_done(work, status);
     }
     return count;
 }

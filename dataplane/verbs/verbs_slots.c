@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Slots: the registered memory of one queue pair in which messages arrive, and from which they leave.
+ * Slots: the registered memory of one queue pair in which messages arrive, and from which they leave. The latter is
+ * used in a circle.
  *
  * Each slot that messages arrive in has one receive request, made once. There are more of them than the owner counts
  * on, so that some may be idle: these are linked and posted together. Whether too many are idle is checked after a poll
@@ -13,11 +14,54 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/arith.h"
+#include "base/check.h"
 #include "base/error.h"
+
+/* How many slots are posted together. */
+#define MAX_IDLE_SLOTS 64
+
+uint32_t verbs_slots_may_idle(uint32_t slot_count)
+{
+    return (uint32_t)tl_min_u64(slot_count / 4, MAX_IDLE_SLOTS);
+}
+
+/* With one slot more, so that work_count messages fit even where the end of the memory cannot be used. */
+static uint64_t send_bytes(uint32_t work_count)
+{
+    return tl_min_u64(((uint64_t)work_count + 1) * TL_SLOT_BYTES, VERBS_SEND_BYTES);
+}
+
+uint64_t verbs_slots_default_bytes(uint32_t queue_depth)
+{
+    uint32_t slot_count = (uint32_t)tl_min_u64(queue_depth, TL_VERBS_DEFAULT_SLOTS);
+    return ((uint64_t)slot_count + verbs_slots_may_idle(slot_count)) * TL_SLOT_BYTES + send_bytes(queue_depth);
+}
+
+uint32_t verbs_slots_send_space(const struct verbs_pair *pair)
+{
+    const struct verbs_slots *slots = &pair->slots;
+    const uint64_t end_bytes = TL_SLOT_BYTES - VERBS_SEND_UNIT_BYTES; /* what the end may leave unused */
+    uint64_t free_bytes = slots->send_bytes - (slots->send_end - slots->send_begin);
+    return free_bytes > end_bytes ? (uint32_t)((free_bytes - end_bytes) / TL_SLOT_BYTES) : 0;
+}
+
+uint8_t *verbs_slots_send(struct verbs_pair *pair, uint32_t len_bytes)
+{
+    struct verbs_slots *slots = &pair->slots;
+    uint64_t taken_bytes = ((uint64_t)len_bytes + VERBS_SEND_UNIT_BYTES - 1) & ~(uint64_t)(VERBS_SEND_UNIT_BYTES - 1);
+    uint64_t left_bytes = slots->send_bytes - slots->send_end % slots->send_bytes;
+    if (taken_bytes > left_bytes) slots->send_end += left_bytes;
+    uint8_t *memory = verbs_slot_memory(pair, slots->count) + slots->send_end % slots->send_bytes;
+    slots->send_end += taken_bytes;
+    TL_CHECK(slots->send_end - slots->send_begin <= slots->send_bytes);
+    return memory;
+}
 
 enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_error)
 {
-    pair->slots.memory_bytes = ((uint64_t)pair->slots.count + pair->ring.record_count) * TL_SLOT_BYTES;
+    pair->slots.send_bytes = send_bytes(pair->ring.work_count);
+    pair->slots.memory_bytes = pair->slots.count * (uint64_t)TL_SLOT_BYTES + pair->slots.send_bytes;
     pair->slots.slots = calloc(pair->slots.count, sizeof(*pair->slots.slots));
     /* It is a mapping of its own: registering pins whole pages, which must not be shared with anything else. */
     void *memory = mmap(NULL, pair->slots.memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -50,6 +50,7 @@ static enum tl_status add_block(struct verbs_pair *pair, struct tl_error *ret_er
     }
     block->next = pair->windows.blocks;
     pair->windows.blocks = block;
+    pair->windows.count += block->count;
     return TL_OK;
 }
 
@@ -61,6 +62,7 @@ enum tl_status verbs_windows_prepare(struct verbs_pair *pair, struct tl_error *r
 void verbs_windows_release(struct verbs_pair *pair)
 {
     pair->windows.idle = NULL;
+    pair->windows.idle_count = pair->windows.count = 0;
     while (pair->windows.blocks != NULL) {
         struct verbs_window_block *block = pair->windows.blocks;
         pair->windows.blocks = block->next;
@@ -78,6 +80,18 @@ void verbs_window_put(struct verbs_pair *pair, struct verbs_window *window)
 {
     window->next = pair->windows.idle;
     pair->windows.idle = window;
+    pair->windows.idle_count++;
+}
+
+bool verbs_window_has_spare(struct tl_queue_pair *base)
+{
+    struct verbs_pair *pair = verbs_pair_of(base);
+    struct tl_error error;
+    if (pair->windows.keys == TL_KEYS_REGION || verbs_pair_is_broken(pair)) return true;
+    while (pair->windows.idle_count == 0 || 4 * (pair->windows.idle_count - 1) < pair->windows.count) {
+        if (add_block(pair, &error) != TL_OK) return false;
+    }
+    return true;
 }
 
 static void post_bind(struct verbs_pair *pair, struct verbs_window *window, const struct verbs_region *region,
@@ -109,6 +123,7 @@ static enum tl_status expose(struct tl_queue_pair *base, struct tl_region *regio
         }
         window = pair->windows.idle;
         pair->windows.idle = window->next;
+        pair->windows.idle_count--;
         post_bind(pair, window, memory, address, len_bytes, access);
         rkey = window->rkey;
     }

@@ -18,14 +18,14 @@ enum tl_path {
     TL_PATH_ZERO_COPY = 4,  /* The data plane wrote them straight from the source into the destination tensor. */
     TL_PATH_BOUNCE = 5,     /* The data plane copied them through registered memory on at least one side. */
     TL_PATH_MAPPED = 6,     /* They did not move: the receiver has mapped the file of the owner that they lie in. */
-    /* No transport uses these three yet: tensors on GPUs travel as grpc, bounce or self. */
     TL_PATH_GPU_DIRECT = 7, /* A card read or wrote the memory of a GPU itself, and nothing copied them. */
     TL_PATH_GPU_PROXY = 8,  /* They were copied between a GPU and pinned memory of the host, on at least one side. */
     TL_PATH_GPU_IPC = 9,    /* They were copied from one process to another in memory of GPUs. */
+    TL_PATH_INLINE = 10,    /* They came inside of a message of the data plane, as small values do. */
 };
 
-/* Returns "none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped", "gpu-direct", "gpu-proxy" or
- * "gpu-ipc": a static string, never NULL. */
+/* Returns "none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped", "gpu-direct", "gpu-proxy", "gpu-ipc"
+ * or "inline": a static string, never NULL. */
 TL_API const char *tl_path_name(enum tl_path path);
 
 #ifdef __cplusplus

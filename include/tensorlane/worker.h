@@ -138,7 +138,13 @@ struct tl_cq;
 /* An operation, for tl_cancel; never used again. 0 is none. */
 typedef uint64_t tl_op_id;
 
-enum tl_op_kind { TL_OP_SEND = 1, TL_OP_RECV = 2 };
+enum tl_op_kind {
+    TL_OP_SEND = 1,
+    TL_OP_RECV = 2,
+    TL_OP_RECV_MANY = 3, /* the end of a group of receives */
+    TL_OP_SEND_MANY = 4, /* the end of a group of sends */
+    TL_OP_SUBSCRIBE = 5, /* a value of a subscription, or its end */
+};
 
 struct tl_completion {
     size_t size_bytes; /* set by the library: sizeof(struct tl_completion), the same in every version */
@@ -153,7 +159,11 @@ struct tl_completion {
     uint64_t bytes;          /* bytes of the tensor that moved */
     int64_t duration_ns;     /* from the call to the completion */
     bool is_verified;        /* a checksum was wanted and matches */
-    uint64_t reserved[8];    /* zero; fields of later versions, so that the size of the struct never changes */
+    uint64_t item;           /* in a group: the place of a member among the items */
+    uint64_t ok_count;       /* for a group: members that had succeeded when it completed, dead ones too, */
+    uint64_t dead_count;     /* ... those of them whose tensor is dead, so that a group is dead if both are equal, */
+    uint64_t failed_count;   /* ... and members that had failed, those that were cancelled too */
+    uint64_t reserved[4];    /* zero; fields of later versions, so that the size of the struct never changes */
 };
 
 /* Creates a completion queue. Errors: TL_RESOURCE_EXHAUSTED. Ownership: until tl_cq_destroy. */
@@ -226,6 +236,42 @@ TL_API enum tl_status tl_recv_wait(struct tl_worker *worker, tl_peer_id peer, co
                                    const struct tl_recv_options *options, int64_t timeout_ns,
                                    struct tl_completion *ret_completion, struct tl_error *ret_error) TL_MUST_USE;
 
+/* How to subscribe. */
+struct tl_subscribe_options {
+    size_t size_bytes;                     /* sizeof(struct tl_subscribe_options) */
+    uint64_t from_step;                    /* values of earlier steps are not wanted */
+    struct tl_tensor *const *destinations; /* [count] different tensors on the host; NULL: memory of the library */
+    size_t count;                          /* how many values may be under way or not yet put, at least 1; with 2, one
+                                              comes while another one is read */
+    bool wants_checksum;                   /* verify all bytes end to end */
+};
+
+/* Receives every value that a peer has or will have under a key, without asking for each: of what is sent, every value
+ * from from_step on, that with the lowest step first when several are there; of what is published, from from_step on,
+ * the newest version that this subscription has not had. Each is a completion (TL_OP_SUBSCRIBE, with step and tensor).
+ * Its tensor lends one of the buffers: when its last reference is put, on any thread, another value may be written
+ * there. So a program that puts none gets at most `count` values; that holds up nothing else.
+ * A receive of exactly (key, step) that waits comes before subscriptions. Several subscriptions of a sent key take
+ * turns, and each published value comes to all of them.
+ * A value that cannot be received is a completion with its step and status, and without a tensor: it does not fit the
+ * destinations, its checksum is wrong, its step was aborted here, or there is no memory. The subscription goes on with
+ * later steps; a sent value that does not fit is then offered to others. Steps that are aborted or ended at the peer
+ * are left out. A peer that cannot be reached is no error: what it has under the key comes when it is back. When it has
+ * restarted, its values are new ones, whatever their steps. Values that come when a connection has just broken may come
+ * in another order, and after one was broken for longer than timeouts.reservation, a published value may come once
+ * more. A subscription ends with tl_cancel, with close, or when the peer refuses it, and then has one last completion,
+ * without tensor and step, whose status is not TL_OK: TL_CANCELLED; TL_UNIMPLEMENTED: the peer is of an older version;
+ * TL_RESOURCE_EXHAUSTED: the peer lets no more of this worker's receivers wait (limits.waiting; a subscription counts
+ * as count + 1), or there is no memory. Values that arrive meanwhile come before it. TL_TIMEOUT_DEFAULT does not apply.
+ * Errors of the call: TL_INVALID_ARGUMENT: the key, size_bytes, count, or a destination that is NULL, read-only, on a
+ * device, or unlike the first. TL_NOT_FOUND: no such peer. TL_RESOURCE_EXHAUSTED: no memory. TL_FAILED_PRECONDITION: cq
+ * drives another worker (TL_PROGRESS_CALLER).
+ * Ownership: references to the destinations are held until the last completion; tensors that were delivered outlive it,
+ * and the worker. Thread: any. */
+TL_API enum tl_status tl_subscribe(struct tl_worker *worker, tl_peer_id peer, const char *key,
+                                   const struct tl_subscribe_options *options, struct tl_cq *cq, void *user_data,
+                                   tl_op_id *ret_op, struct tl_error *ret_error) TL_MUST_USE;
+
 /* Asks an operation to end. It completes with TL_CANCELLED unless it has completed otherwise before.
  * Errors: TL_NOT_FOUND: it is not open any more. */
 TL_API enum tl_status tl_cancel(struct tl_worker *worker, tl_op_id op) TL_MUST_USE;
@@ -251,6 +297,109 @@ TL_API enum tl_status tl_worker_abort_step(struct tl_worker *worker, uint64_t st
  * dropped. */
 TL_API enum tl_status tl_worker_end_step(struct tl_worker *worker, uint64_t step, uint64_t *ret_dropped_count,
                                          struct tl_error *ret_error) TL_MUST_USE;
+
+/* ------------------------------------------------------------------------------------------------ many at once -- */
+
+/* One of many receives. Set everything unused to zero. */
+struct tl_recv_item {
+    const char *key;
+    uint64_t step;
+    struct tl_tensor *destination; /* as in tl_recv_options; two items with the same one overwrite each other */
+    uint32_t priority;             /* 0..3: of what is ready for this worker the peer sends the greater first */
+    void *user_data;               /* for the completion of this item */
+};
+
+/* What becomes of the members of a group that are open when the group is over. */
+enum tl_rest {
+    TL_REST_CANCEL = 0, /* they are given up and complete with TL_CANCELLED, before the group does */
+    TL_REST_LEAVE = 1,  /* they go on until their deadline, and complete after the group */
+};
+
+/* How to receive many tensors. Zeroed but for the first two fields means: the group is over when all have completed; no
+ * checksum; memory of the library. */
+struct tl_recv_many_options {
+    size_t size_bytes;        /* sizeof(struct tl_recv_many_options) */
+    size_t item_bytes;        /* sizeof(struct tl_recv_item) */
+    size_t min_count;         /* the group is over when so many members have succeeded; 0: all */
+    int64_t group_timeout_ns; /* the group is over after this time, whatever has come; 0: no such limit */
+    enum tl_rest rest;
+    bool wants_checksum;     /* for all items, as in tl_recv_options, */
+    bool may_map;            /* the same; it concerns the items without destination */
+    struct tl_device device; /* the same */
+};
+
+/* Receives many tensors from one peer, which may be the worker itself, as so many calls of tl_recv would, at a fraction
+ * of their cost. Each item is a member of the group, with a completion of its own (TL_OP_RECV) as soon as it is there,
+ * in any order; no member waits for another, and a member that fails, waits or is dead concerns no other. The group has
+ * a completion (TL_OP_RECV_MANY, user_data), the last of all; with TL_REST_LEAVE it comes when the group is over, and
+ * members may complete after it. Its status is TL_OK when min_count members have succeeded, dead ones too; else that of
+ * the member that failed first, or TL_DEADLINE_EXCEEDED when group_timeout_ns came before any of these. A group without
+ * items completes at once. The same (key, step) twice is two receives: both get a published value, and one of them a
+ * sent one. timeout_ns is the deadline of all members.
+ *
+ * *ret_group (may be NULL) is the id of the group; those of the members follow it: *ret_group + 1 + place. tl_cancel
+ * ends one member, or with the id of the group all that are open.
+ *
+ * Errors of the call, after which nothing is asked: TL_INVALID_ARGUMENT: options is NULL, or size_bytes, item_bytes,
+ * min_count (above count) or group_timeout_ns (negative) is wrong; an item, naming its place: as in tl_recv, or its
+ * priority. TL_UNIMPLEMENTED: an option or a field that this version does not know. TL_NOT_FOUND: no such peer.
+ * TL_RESOURCE_EXHAUSTED: no memory. TL_FAILED_PRECONDITION: cq drives another worker (TL_PROGRESS_CALLER). With devices
+ * also those of tl_recv. Errors of the members: as of tl_recv;
+ * TL_CANCELLED too when the group was over.
+ * Ownership: of each destination the worker holds a reference until the completion of its item; items and keys may go
+ * when the call returns. */
+TL_API enum tl_status tl_recv_many(struct tl_worker *worker, tl_peer_id peer, const struct tl_recv_item *items,
+                                   size_t count, const struct tl_recv_many_options *options, int64_t timeout_ns,
+                                   struct tl_cq *cq, void *user_data, tl_op_id *ret_group,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+
+/* The blocking form. Fills ret_completions[count], in the order of the items, and returns the status of the group. When
+ * the call itself fails, each completion has its status and no tensor. Errors: also TL_INVALID_ARGUMENT: TL_REST_LEAVE,
+ * because no completion can come after the call. Ownership: the tensors in the completions are the caller's, whatever
+ * is returned. Blocks: yes. */
+TL_API enum tl_status tl_recv_many_wait(struct tl_worker *worker, tl_peer_id peer, const struct tl_recv_item *items,
+                                        size_t count, const struct tl_recv_many_options *options, int64_t timeout_ns,
+                                        struct tl_completion *ret_completions, struct tl_error *ret_error) TL_MUST_USE;
+
+/* One of many sends, or publications. Set everything unused to zero. */
+struct tl_send_item {
+    const char *key;
+    uint64_t step;
+    struct tl_tensor *tensor;
+    void *user_data; /* for the completion of this item; not used by tl_publish_many */
+};
+
+/* How to send many tensors. */
+struct tl_send_many_options {
+    size_t size_bytes; /* sizeof(struct tl_send_many_options) */
+    size_t item_bytes; /* sizeof(struct tl_send_item) */
+    bool is_quiet;     /* members that succeed have no completion of their own; the group counts them */
+};
+
+/* Offers many tensors, as so many calls of tl_send would. Each is a member of the group and completes by itself
+ * (TL_OP_SEND); one that cannot be offered concerns no other. The group has a completion (TL_OP_SEND_MANY), the last of
+ * all: TL_OK when all have succeeded, else the status of the member that failed first. Ids: as of tl_recv_many.
+ * Errors of the call, after which nothing is offered: TL_INVALID_ARGUMENT: options is NULL, or size_bytes or item_bytes
+ * is wrong; an item, naming its place: as in tl_send, or no tensor. TL_UNIMPLEMENTED: an option or a field that this
+ * version does not know. TL_RESOURCE_EXHAUSTED: no memory. TL_FAILED_PRECONDITION: cq drives another worker
+ * (TL_PROGRESS_CALLER). For device tensors those of tl_send.
+ * Ownership: the worker holds a reference to each tensor until its completion, or with is_quiet that of the group. */
+TL_API enum tl_status tl_send_many(struct tl_worker *worker, const struct tl_send_item *items, size_t count,
+                                   const struct tl_send_many_options *options, int64_t timeout_ns, struct tl_cq *cq,
+                                   void *user_data, tl_op_id *ret_group, struct tl_error *ret_error) TL_MUST_USE;
+
+/* The blocking form. Fills ret_completions[count], in the order of the items, unless it is NULL, and returns the status
+ * of the group. Blocks: yes. */
+TL_API enum tl_status tl_send_many_wait(struct tl_worker *worker, const struct tl_send_item *items, size_t count,
+                                        const struct tl_send_many_options *options, int64_t timeout_ns,
+                                        struct tl_completion *ret_completions, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Publishes many tensors, as so many calls of tl_publish would: one after the other, and not at one moment. item_bytes
+ * is sizeof(struct tl_send_item). *ret_count (may be NULL) is how many were published, from the first: all unless there
+ * is an error. Errors: TL_INVALID_ARGUMENT: item_bytes, or an item, naming its place, and nothing is published;
+ * TL_UNIMPLEMENTED: a field that this version does not know, the same. Those of tl_publish, naming the item. */
+TL_API enum tl_status tl_publish_many(struct tl_worker *worker, const struct tl_send_item *items, size_t count,
+                                      size_t item_bytes, size_t *ret_count, struct tl_error *ret_error) TL_MUST_USE;
 
 /* ---------------------------------------------------------------------------------------------------- counters -- */
 

@@ -22,6 +22,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "config/device_name.h"
 #include "control/client.h"
 #include "control/control.h"
 #include "server/cli/command.h"
@@ -211,9 +212,6 @@ static int run(struct tl_pull *pull)
 
 /* ------------------------------------------------------------------------------------------------------- flags -- */
 
-/* So many fit into a number of 32 bits. */
-#define MAX_DEVICE_DIGITS 9
-
 static bool ends_with(const char *text, const char *end)
 {
     size_t len = strlen(text), end_len = strlen(end);
@@ -254,13 +252,8 @@ static int choose_format(struct tl_pull *pull, char *output, const struct tl_opt
 /* Reads "gpu:0"; -1, or the exit code. */
 static int choose_device(struct tl_pull *pull, const char *text, const struct tl_options *options)
 {
-    const char *number = strncmp(text, "gpu:", 4) == 0 ? text + 4 : "";
-    size_t digit_count = strspn(number, "0123456789");
-    if (digit_count == 0 || digit_count > MAX_DEVICE_DIGITS || number[digit_count] != '\0')
-        return tl_options_refuse(options, "--device %s: not a GPU; write one as gpu:0, and see tensorlane devices",
-                                 text);
-    pull->device = (struct tl_device){.kind = TL_DEVICE_CUDA, .index = (int32_t)strtol(number, NULL, 10)};
-    return -1;
+    if (tl_device_name_parse(text, &pull->device) && pull->device.kind != TL_DEVICE_HOST) return -1;
+    return tl_options_refuse(options, "--device %s: not a GPU; write one as gpu:0, and see tensorlane devices", text);
 }
 
 #define WORD_OF(value, word) word ", "

@@ -11,12 +11,12 @@
 #include "server/cli/devices.h"
 #include "server/cli/json_out.h"
 #include "server/cli/output.h"
-#include "server/cli/pci_place.h"
+#include "server/pci_place.h"
 #include "server/cli/table.h"
 
 #define WHY                                                                                                            \
-    "through pinned memory of the host; only where its receiver wants it on the host, also over the data plane "       \
-    "(bounce); cards do not access GPUs themselves yet, and nothing of this has run on hardware"
+    "the GPU copies it into pinned memory of the data plane; as gpu-direct where a card reads it on the GPU itself; "  \
+    "as grpc where there is no data plane, or its receiver wants it on a GPU; not yet run on hardware"
 
 /* Whether a candidate is the first of its card. */
 static bool is_first(const struct tl_devices_report *report, size_t place)
@@ -59,8 +59,27 @@ static void add_row(struct tl_table *table, const struct tl_devices_report *repo
     } else {
         tl_table_add(table, "-");
     }
-    tl_table_add(table, "%s", tl_path_name(TL_PATH_GRPC));
+    tl_table_add(table, "%s", tl_path_name(TL_PATH_GPU_PROXY));
     add_cards(table, report, gpu);
+}
+
+/* Whether the task keeps what it publishes on this device. */
+static bool is_kept_on(const struct tl_devices_report *report, struct tl_device device)
+{
+    const struct tl_device *kept = report->task ? &report->task->settings.device : NULL;
+    return kept && kept->kind == device.kind && kept->index == device.index;
+}
+
+/* What the settings of the task say about GPUs. */
+static void print_settings(const struct tl_devices_report *report)
+{
+    char name[TL_DEVICE_TEXT_BYTES];
+    if (!report->task) return;
+    if (report->task->settings.device.kind != TL_DEVICE_HOST)
+        printf("%s keeps published files and pushed tensors on %s (\"device\")\n", report->task->name,
+               tl_device_format(report->task->settings.device, name));
+    if (report->task->settings.gpu.is_proxy_forced)
+        printf("no card accesses the GPUs of %s (\"gpu.proxy\")\n", report->task->name);
 }
 
 bool tl_devices_print_gpus(const struct tl_devices_report *report)
@@ -78,6 +97,7 @@ bool tl_devices_print_gpus(const struct tl_devices_report *report)
         printf("no GPU can be used: ");
         tl_output_put_escaped(stdout, report->gpu_error.message);
         putchar('\n');
+        print_settings(report);
         return true;
     }
     struct tl_table *table = tl_table_create(columns, TL_ARRAY_COUNT(columns));
@@ -87,7 +107,8 @@ bool tl_devices_print_gpus(const struct tl_devices_report *report)
     if (report->list_error.code == TL_OK) putchar('\n'); /* behind another table */
     bool is_printed = tl_table_print(table, stdout);
     tl_table_destroy(table);
-    if (is_printed) printf("a tensor on a GPU travels as %s: %s\n", tl_path_name(TL_PATH_GRPC), WHY);
+    if (is_printed) printf("a tensor on a GPU travels as %s: %s\n", tl_path_name(TL_PATH_GPU_PROXY), WHY);
+    if (is_printed) print_settings(report);
     return is_printed;
 }
 
@@ -109,8 +130,9 @@ static void put_gpu(struct tl_json_out *object, const struct tl_devices_report *
     } else {
         tl_json_out_put_json(object, "numa_node", "null");
     }
-    tl_json_out_put_text(object, "path", tl_path_name(TL_PATH_GRPC));
+    tl_json_out_put_text(object, "path", tl_path_name(TL_PATH_GPU_PROXY));
     tl_json_out_put_text(object, "reason", WHY);
+    tl_json_out_put_bool(object, "kept_on", is_kept_on(report, gpu->device));
     struct tl_json_out *cards = tl_json_out_put_array(object, "cards");
     for (size_t i = 0; i < report->count; i++) {
         const char *card = report->candidates[i].device;

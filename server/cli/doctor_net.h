@@ -28,7 +28,7 @@ struct tl_doctor_name {
     const char *failure; /* why it cannot be resolved; NULL: it can */
     enum tl_doctor_name_use use;
     bool has_listen; /* its tasks are told elsewhere where to listen */
-    unsigned port;   /* of its first task */
+    unsigned port;   /* where its first task listens */
 };
 
 /* What the name resolves to, from where, and whether that misleads. */

@@ -19,7 +19,7 @@ struct tl_doctor_host {
     struct tl_error error; /* code TL_OK: it was resolved */
     bool is_here;          /* it is this machine */
     bool has_listen;       /* all its tasks have "listen" */
-    unsigned port;         /* of its first task */
+    unsigned port;         /* where its first task listens */
 };
 
 struct tl_doctor_task {

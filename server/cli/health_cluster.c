@@ -131,6 +131,24 @@ static void put_troubles(struct tl_json_out *worker, const struct tl_description
     }
 }
 
+static void put_gpus(struct tl_json_out *worker, const struct tl_description *description)
+{
+    struct tl_json_out *gpus = tl_json_out_put_array(worker, "gpus");
+    for (size_t i = 0; i < description->gpu_count; i++) {
+        const struct tl_gpu_description *from = &description->gpus[i];
+        struct tl_json_out *gpu = tl_json_out_append_object(gpus);
+        tl_json_out_put_text(gpu, "name", from->name);
+        tl_json_out_put_text(gpu, "model", from->model);
+        tl_json_out_put_text(gpu, "pci_address", from->pci_address);
+        tl_json_out_put_bool(gpu, "lost", from->is_lost);
+        tl_json_out_put_bool(gpu, "kept_on", from->is_kept_on);
+        tl_json_out_put_text(gpu, "card", from->card);
+        tl_json_out_put_text(gpu, "distance", from->distance);
+        tl_json_out_put_text(gpu, "path", from->path);
+        tl_json_out_put_text(gpu, "reason", from->reason);
+    }
+}
+
 static void put_transports(struct tl_json_out *worker, const struct tl_description *description)
 {
     struct tl_json_out *transports = tl_json_out_put_array(worker, "transports");
@@ -179,6 +197,7 @@ static void put_description(struct tl_json_out *worker, const struct tl_descript
     put_transports(worker, description);
     put_peers(worker, description);
     put_troubles(worker, description);
+    put_gpus(worker, description);
     if (description->data_plane) put_data_plane(worker, description->data_plane);
     struct tl_json_out *counters = tl_json_out_put_object(worker, "counters");
     for (size_t i = 0; i < description->counter_count; i++)
@@ -252,6 +271,24 @@ static void add_troubles(struct tl_table *table, const struct tl_health_finding 
     }
 }
 
+/* What is known of the GPUs of a worker. Without --pairs only those are told that a card was to access and cannot. */
+static void add_gpus(struct tl_table *table, const struct tl_health_finding *finding, bool has_pairs)
+{
+    for (size_t i = 0; i < finding->description.gpu_count; i++) {
+        char text[2 * TL_ERROR_MESSAGE_BYTES], way[512] = "";
+        const struct tl_gpu_description *gpu = &finding->description.gpus[i];
+        if (!has_pairs && !gpu->is_slower) continue;
+        if (gpu->card[0] != '\0') snprintf(way, sizeof(way), " over %s (distance: %s)", gpu->card, gpu->distance);
+        snprintf(text, sizeof(text), "%s, %s at %s%s%s; tensors travel as %s%s%s%s", gpu->name,
+                 gpu->model[0] != '\0' ? gpu->model : "unknown model",
+                 gpu->pci_address[0] != '\0' ? gpu->pci_address : "an unknown place",
+                 gpu->is_kept_on ? ", keeps published files and pushed tensors" : "", gpu->is_lost ? ", lost" : "",
+                 gpu->path[0] != '\0' ? gpu->path : "gpu-direct or gpu-proxy", way, gpu->reason[0] != '\0' ? ": " : "",
+                 gpu->reason);
+        tl_table_add_note(table, "gpu", text);
+    }
+}
+
 static bool print_workers(const struct round *round)
 {
     static const struct tl_column columns[] = {
@@ -282,6 +319,7 @@ static bool print_workers(const struct round *round)
         tl_table_add_note(table, "reason", finding->reason);
         tl_table_add_note(table, "remedy", finding->remedy);
         add_troubles(table, finding);
+        add_gpus(table, finding, round->flags->has_pairs);
     }
     bool is_printed = tl_table_print(table, stdout);
     tl_table_destroy(table);

@@ -305,7 +305,7 @@ static bool judge_verbs(const struct tl_config *config, bool is_on_this_machine,
 
 /* What the worker's own configuration sets otherwise, so that it has a transport less than this configuration wants. */
 struct other_setting {
-    enum tl_health_stage stage; /* of the first such transport */
+    enum tl_health_stage stage; /* where health looks at the first such transport */
     const char *name;           /* NULL: there is none */
     const char *value;
 };

@@ -12,7 +12,7 @@
 struct tl_local_process {
     pid_t pid;            /* 0: this user may not see which process it is */
     uint32_t user;        /* the socket's owner */
-    char name[32];        /* of the program, as the kernel has it */
+    char name[32];        /* what the kernel calls the program */
     char state;           /* as in /proc/PID/stat: 'R', 'S', 'D', 'T' stopped, 't' held by a debugger; 0: not known */
     bool is_worker;       /* it is this program, or has loaded the library */
     uint64_t descriptors; /* that are open */

@@ -92,12 +92,18 @@ static void name_tensor(struct tl_error *error, const char *key)
     if (strncmp(error->message, name, strlen(name)) != 0) tl_error_prefix(error, "%s", name);
 }
 
+static bool is_of_data_plane(enum tl_path path)
+{
+    return path == TL_PATH_ZERO_COPY || path == TL_PATH_BOUNCE || path == TL_PATH_GPU_DIRECT ||
+           path == TL_PATH_GPU_PROXY || path == TL_PATH_INLINE;
+}
+
 /* The paths of a data plane are those of the transport that is in use now, which is asked for once in each look: to ask
  * takes longer than to receive a small tensor. */
 static void note_transport(struct receiver *receiver, struct tl_pull_item *item)
 {
     struct tl_peer_info info = {.size_bytes = sizeof(info)};
-    if (item->path != TL_PATH_ZERO_COPY && item->path != TL_PATH_BOUNCE) return;
+    if (!is_of_data_plane(item->path)) return;
     if (receiver->transport[0] == '\0' && tl_worker_peer_info(receiver->worker, receiver->peer, &info, NULL) == TL_OK &&
         strcmp(info.transport, "grpc") != 0)
         snprintf(receiver->transport, sizeof(receiver->transport), "%s", info.transport);

@@ -13,7 +13,7 @@
 #include "server/cli/pull.h"
 #include "server/cli/table.h"
 
-#define PATH_COUNT (TL_PATH_GPU_IPC + 1)
+#define PATH_COUNT (TL_PATH_INLINE + 1)
 #define MAX_LABELS (3 * PATH_COUNT)
 
 static double seconds(int64_t ns)

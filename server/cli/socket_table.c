@@ -14,7 +14,7 @@ static bool read_ip(const char *text, struct tl_ip *ret_ip)
 {
     const size_t digits = strlen(text), words = digits / 8;
     if (digits != 8 && digits != 32) return false;
-    (void)tl_ip_parse("0.0.0.0", ret_ip); /* of which the words replace the end, or all */
+    (void)tl_ip_parse("0.0.0.0", ret_ip); /* the words replace its end, or all of it */
     for (size_t i = 0; i < words; i++) {
         char word[9] = "";
         memcpy(word, text + 8 * i, 8);

@@ -8,7 +8,7 @@
  *     everywhere.
  *   - An incarnation that belongs to a member is refused from every other process, and the incarnation of a connected
  *     client is taken from the same address only. Requests are named by the incarnation of the peer that asks, so
- * acknowledgements and cancels then count only from that peer, on any of its links.
+ *     acknowledgements and cancels then count only from that peer, on any of its links.
  *
  *   - While spare descriptors are in use, no link is taken: links are kept for long, and the spares are there so that a
  *     worker without descriptors can be asked what it lacks.

@@ -83,7 +83,7 @@ struct tl_data_connection {
     bool has_logged;
     int64_t broken_ns[TL_MANY_BREAKS]; /* when it broke while it was UP, the latest ones; 0: it did not */
     unsigned break_count;
-    const char *break_reason; /* of the latest one; never freed (base/reason.h) */
+    const char *break_reason; /* why it broke last; never freed (base/reason.h) */
 };
 
 /* Returns whether it has broken TL_MANY_BREAKS times within the last minute. */

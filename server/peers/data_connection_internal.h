@@ -20,7 +20,7 @@ enum connection_event_kind {
     /* Messages of the peer. */
     CONNECTION_EVENT_OFFER_RECEIVED,   /* with an attempt that may be answered */
     CONNECTION_EVENT_ANSWER_RECEIVED,  /* to the present attempt */
-    CONNECTION_EVENT_REFUSAL_RECEIVED, /* of all attempts, or of the present one */
+    CONNECTION_EVENT_REFUSAL_RECEIVED, /* for all attempts, or for the present one */
     /* The session. */
     CONNECTION_EVENT_OFFER_SENT,  /* our link: our pair address was sent to the peer */
     CONNECTION_EVENT_ANSWER_SENT, /* the peer's link: the same */
@@ -37,8 +37,8 @@ enum connection_event_kind {
 
 struct connection_event {
     enum connection_event_kind kind;
-    const struct tl_connection_message *message; /* of a message of the peer */
-    const struct tl_error *reason;               /* of CONNECTION_EVENT_CLOSED */
+    const struct tl_connection_message *message; /* what the peer has sent; NULL: it is no message of the peer */
+    const struct tl_error *reason;               /* CONNECTION_EVENT_CLOSED: why */
 };
 
 /* Moves the connection as its table says. Messages that the peer may not send are refused before they become events, so

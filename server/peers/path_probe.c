@@ -96,10 +96,11 @@ static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *m
 {
     const struct path_probe *probe = TL_CONTAINER_OF(fetch, struct path_probe, request.fetch);
     const struct tl_allocator *allocator = fetch->allocator;
+    static const struct tl_device host = {.kind = TL_DEVICE_HOST};
     if (meta_data->size_bytes != tl_probe_value_bytes(probe->size)) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s has another value for probes", probe->peer->name);
     }
-    return allocator != NULL ? allocator->create(allocator->context, meta_data, ret_destination, ret_error)
+    return allocator != NULL ? allocator->create(allocator->context, host, meta_data, ret_destination, ret_error)
                              : tl_tensor_create_for(meta_data, ret_destination, ret_error);
 }
 
@@ -114,9 +115,8 @@ static void ask(struct path_probe *probe, enum tl_probe_size size)
     probe->size = size;
     probe->is_asking = true;
     probe->round->asking_count++;
-    probe->request = (struct tl_peer_request){.is_probe = true};
-    tl_fetch_init(fetch, &fetch_ops);
-    tl_list_init(&probe->request.place);
+    tl_peer_request_init(&probe->request, &fetch_ops);
+    probe->request.is_probe = true;
     fetch->id.incarnation = worker->self.incarnation;
     fetch->id.number = ++worker->operations.next_request;
     fetch->key = tl_probe_value_key(size);
@@ -178,7 +178,7 @@ static void broke(struct path_probe *probe, const struct tl_error *result)
 static void done(struct tl_fetch *fetch, const struct tl_error *result)
 {
     struct path_probe *probe = TL_CONTAINER_OF(fetch, struct path_probe, request.fetch);
-    bool was_refused = probe->request.is_refused;
+    bool was_refused = probe->request.carrier == TL_CARRIER_REFUSAL;
     bool has_broken = result->code == TL_UNAVAILABLE && !fetch->is_final && !fetch->is_rerouted;
     tl_peer_fetch_done(&probe->request);
     request_ended(probe);

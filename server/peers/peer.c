@@ -21,11 +21,14 @@
 #include "server/transports/transports.h"
 #include "server/peers/session.h"
 
+/* No more of the requests that wait for a peer are sent in one round. */
+#define ROUND_REQUESTS 512
+
 /* ---------------------------------------------------------------------------------------------------- requests -- */
 
 static void refused(struct tl_closure *closure)
 {
-    struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, done_closure);
+    struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, closure);
     struct tl_error error;
     char where[TL_MAX_NAME_BYTES + 8];
     snprintf(where, sizeof(where), "from %s", request->peer->name);
@@ -40,15 +43,35 @@ static void refused(struct tl_closure *closure)
 
 static void refuse(struct tl_peer_request *request, const char *reason)
 {
-    request->is_refused = true;
+    request->carrier = TL_CARRIER_REFUSAL;
     request->path_reason = reason;
-    request->done_closure.run = refused;
-    tl_loop_defer(request->peer->worker->loop, &request->done_closure);
+    request->closure.run = refused;
+    tl_loop_defer(request->peer->worker->loop, &request->closure);
+}
+
+static void not_subscribed(struct tl_closure *closure)
+{
+    struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, closure);
+    struct tl_error error;
+    tl_error_set(&error, TL_UNIMPLEMENTED,
+                 "%s is of an older version, which knows no subscriptions; receive %s step by step",
+                 request->peer->name, request->fetch.key);
+    request->fetch.is_final = true;
+    request->fetch.ops->done(&request->fetch, &error);
+}
+
+/* Refuses a subscription to a peer that would take its requests for others. */
+static void refuse_subscription(struct tl_peer_request *request)
+{
+    request->carrier = TL_CARRIER_REFUSAL;
+    request->closure.run = not_subscribed;
+    tl_loop_defer(request->peer->worker->loop, &request->closure);
 }
 
 static void send_on_link(struct tl_link *link, struct tl_peer_request *request, const char *reason)
 {
     request->link = link;
+    request->carrier = TL_CARRIER_LINK;
     request->path_reason = reason;
     tl_link_fetch(link, &request->fetch);
 }
@@ -74,15 +97,11 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
     struct tl_link *link = peer->links.link;
     if (link == NULL || !tl_link_is_up(link)) return false;
     if (request->is_probe) return dispatch_probe(peer, request);
+    if (request->fetch.subscription != 0 && !tl_link_peer(link)->serves_subscriptions) {
+        refuse_subscription(request);
+        return true;
+    }
     bool is_required = peer->worker->data_plane.is_transport_required;
-    if (request->link_reason != NULL && is_required) {
-        refuse(request, request->link_reason);
-        return true;
-    }
-    if (request->link_reason != NULL) {
-        send_on_link(link, request, request->link_reason);
-        return true;
-    }
     const struct tl_data_connection *connection;
     switch (tl_data_connections_use(&peer->data, &connection)) {
     case TL_DATA_CONNECTION_TAKE:
@@ -103,24 +122,44 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
 
 void tl_peer_send_waiting(struct tl_peer *peer)
 {
+    size_t sent_count = 0;
+    if (tl_list_is_linked(&peer->round_closure.link)) return; /* its turn comes */
     TL_LIST_FOREACH_SAFE(&peer->requests, place)
     {
-        struct tl_peer_request *request = TL_CONTAINER_OF(place, struct tl_peer_request, place);
+        struct tl_peer_request *request = TL_CONTAINER_OF(place, struct tl_peer_request, closure.link);
+        if (sent_count == ROUND_REQUESTS) {
+            tl_loop_defer(peer->worker->loop, &peer->round_closure);
+            return;
+        }
         tl_list_remove(place);
-        if (dispatch(peer, request)) continue;
+        if (dispatch(peer, request)) {
+            sent_count++;
+            continue;
+        }
         tl_list_insert_before(place_next, place);
         if (!request->is_probe) return;
     }
 }
 
+/* Others have had their turn. */
+static void next_round(struct tl_closure *closure)
+{
+    tl_peer_send_waiting(TL_CONTAINER_OF(closure, struct tl_peer, round_closure));
+}
+
+void tl_peer_request_init(struct tl_peer_request *request, const struct tl_fetch_ops *ops)
+{
+    *request = (struct tl_peer_request){.is_probe = false};
+    tl_fetch_init(&request->fetch, ops);
+    tl_list_init(&request->closure.link);
+}
+
 void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request)
 {
     request->peer = peer;
-    request->link = NULL;
-    request->session = NULL;
-    request->is_refused = false;
+    request->carrier = TL_CARRIER_NONE;
     request->path_reason = "";
-    tl_list_push_back(&peer->requests, &request->place);
+    tl_list_push_back(&peer->requests, &request->closure.link);
     if (peer->links.link != NULL && tl_link_is_up(peer->links.link)) {
         tl_peer_send_waiting(peer);
     } else {
@@ -141,28 +180,23 @@ void tl_peer_fetch_on_link(struct tl_peer *peer, struct tl_peer_request *request
 
 bool tl_peer_cancel(struct tl_peer_request *request)
 {
-    if (request->session != NULL) {
+    if (request->carrier == TL_CARRIER_SESSION) {
         tl_session_cancel(request);
         return false;
     }
-    if (request->link != NULL) {
-        struct tl_link *link = request->link;
-        request->link = NULL;
-        return tl_link_cancel(link, &request->fetch);
+    if (request->carrier == TL_CARRIER_LINK) {
+        request->carrier = TL_CARRIER_NONE;
+        return tl_link_cancel(request->link, &request->fetch);
     }
-    if (request->is_refused) {
-        tl_list_remove(&request->done_closure.link);
-        request->is_refused = false;
-    } else {
-        tl_list_remove(&request->place);
-    }
+    /* It is in the peer's list, or deferred. */
+    tl_list_remove(&request->closure.link);
+    request->carrier = TL_CARRIER_NONE;
     return true;
 }
 
 void tl_peer_fetch_done(struct tl_peer_request *request)
 {
-    request->link = NULL;
-    request->is_refused = false;
+    request->carrier = TL_CARRIER_NONE;
 }
 
 void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t number)
@@ -208,6 +242,8 @@ static enum tl_status add_member(struct tl_worker *worker, const char *name, con
     tl_data_connections_init(&peer->data, worker, peer->name, &data_connection_events, peer);
     if (peer->is_self) peer->incarnation = worker->self.incarnation;
     tl_list_init(&peer->requests);
+    tl_list_init(&peer->round_closure.link);
+    peer->round_closure.run = next_round;
     size_t index = worker->members.peer_count++;
     worker->members.peers[index] = peer;
     /* The upper half is a generation, so that the id of a removed member never names its successor. */
@@ -241,6 +277,7 @@ void tl_peers_destroy(struct tl_worker *worker)
         tl_data_connections_end(&peer->data);
         TL_CHECK(tl_list_is_empty(&peer->requests) && peer->links.link == NULL && peer->links.opening == NULL);
         tl_timers_disarm(tl_loop_timers(worker->loop), &peer->links.back_off);
+        tl_list_remove(&peer->round_closure.link);
         tl_origin_fini(&peer->origin);
         tl_numbers_fini(&peer->received);
         tl_numbers_fini(&peer->given_up);

@@ -36,9 +36,9 @@ struct tl_peer {
     uint64_t restart_count;
     struct tl_rivals
         rivals; /* the processes that have connected as this peer; rivals.latest is the one of incarnation */
-    struct tl_list
-        requests;     /* tl_peer_request that wait until it is up, and a data connection is up or all have failed */
-    unsigned awaited; /* how many tl_worker_wait_for_peers wait for it */
+    struct tl_list requests; /* tl_peer_request that wait until it is up, and a data connection is up or all failed */
+    struct tl_closure round_closure; /* deferred while requests that could travel wait for the next round */
+    unsigned awaited;                /* how many tl_worker_wait_for_peers wait for it */
     bool is_eager;
     struct tl_numbers received; /* requests whose tensors have arrived, for the next link to report */
     struct tl_numbers given_up; /* requests that broke and will not be asked again, for the next link to report */
@@ -50,7 +50,8 @@ struct tl_peer {
 
 /* peer.c */
 struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name);
-/* Sends the requests that wait, as far as they can travel now. */
+/* Sends the requests that wait, as far as they can travel now: some hundred at once, and the others in later rounds, so
+ * that other peers have their turn. */
 void tl_peer_send_waiting(struct tl_peer *peer);
 /* Returns how tensors travel to it: "local", "verbs", "grpc", "self". */
 const char *tl_peer_transport(const struct tl_peer *peer);

@@ -16,12 +16,13 @@
 /* Ends the request once its result has come and no closure of it is left at the reactor. */
 static void maybe_done(struct tl_peer_request *request)
 {
-    if (!request->on_session.is_done || request->on_session.is_cancel_out) return;
+    if (!request->is_done || request->is_cancel_out) return;
     struct tl_session *session = request->session;
-    const struct tl_error *failure = request->on_session.result;
-    request->fetch.ops = request->on_session.ops;
+    const struct tl_error *failure = request->result;
+    request->fetch.ops = request->ops;
     request->session = NULL;
-    request->on_session.result = NULL;
+    request->carrier = TL_CARRIER_NONE;
+    request->result = NULL;
     tl_progress_busy(&session->transport->worker->progress, -1);
     /* An owner that abandoned the session has taken over the answers until then; the peer keeps the later ones. */
     if (failure == NULL && session->owner == NULL) {
@@ -31,22 +32,22 @@ static void maybe_done(struct tl_peer_request *request)
         tl_numbers_drop(&session->answered, 1);
     }
     session->request_count--;
-    request->on_session.ops->done(&request->fetch, tl_error_kept(failure));
+    request->ops->done(&request->fetch, tl_error_kept(failure));
     tl_error_drop(failure);
     session_handle(session, SESSION_EVENT_RETURNED, NULL);
 }
 
 static void done_came(struct tl_closure *closure)
 {
-    struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, done_closure);
-    request->on_session.is_done = true;
+    struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, closure);
+    request->is_done = true;
     maybe_done(request);
 }
 
 static void cancel_came_back(struct tl_closure *closure)
 {
     struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, cancel_closure);
-    request->on_session.is_cancel_out = false;
+    request->is_cancel_out = false;
     maybe_done(request);
 }
 
@@ -55,27 +56,34 @@ static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *m
                             struct tl_tensor **ret_destination, struct tl_error *ret_error)
 {
     const struct tl_peer_request *request = TL_CONTAINER_OF(fetch, struct tl_peer_request, fetch);
-    return request->on_session.ops->place(fetch, meta_data, ret_destination, ret_error);
+    return request->ops->place(fetch, meta_data, ret_destination, ret_error);
+}
+
+/* Runs on the reactor. */
+static const struct tl_meta_data *wanted(const struct tl_fetch *fetch)
+{
+    const struct tl_peer_request *request = TL_CONTAINER_OF(fetch, const struct tl_peer_request, fetch);
+    return request->ops->wanted != NULL ? request->ops->wanted(fetch) : NULL;
 }
 
 /* Runs on the reactor. */
 static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
 {
     struct tl_peer_request *request = TL_CONTAINER_OF(fetch, struct tl_peer_request, fetch);
-    request->on_session.is_on_conn = false;
-    request->on_session.result = tl_error_keep(result);
-    session_send_to_loop(request->session->transport, &request->done_closure, done_came);
+    request->is_on_conn = false;
+    request->result = tl_error_keep(result);
+    session_send_to_loop(request->session->transport, &request->closure, done_came);
 }
 
-static const struct tl_fetch_ops fetch_ops = {.place = place, .done = fetch_done};
+static const struct tl_fetch_ops fetch_ops = {.place = place, .wanted = wanted, .done = fetch_done};
 
 /* Runs on the reactor. */
 static void start(struct tl_closure *closure)
 {
-    struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, start_closure);
+    struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, closure);
     struct tl_session *session = request->session;
     if (session->conn != NULL && tl_conn_is_up(session->conn)) {
-        request->on_session.is_on_conn = true;
+        request->is_on_conn = true;
         tl_conn_fetch(session->conn, &request->fetch);
         return;
     }
@@ -88,27 +96,28 @@ static void start(struct tl_closure *closure)
 static void cancel(struct tl_closure *closure)
 {
     struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, cancel_closure);
-    if (request->on_session.is_on_conn) tl_conn_cancel(request->session->conn, &request->fetch);
+    if (request->is_on_conn) tl_conn_cancel(request->session->conn, &request->fetch);
     session_send_to_loop(request->session->transport, closure, cancel_came_back);
 }
 
 void tl_session_fetch(struct tl_session *session, struct tl_peer_request *request)
 {
     request->session = session;
-    request->on_session.ops = request->fetch.ops;
-    request->on_session.is_done = false;
+    request->carrier = TL_CARRIER_SESSION;
+    request->ops = request->fetch.ops;
+    request->is_done = false;
     request->fetch.ops = &fetch_ops;
     request->fetch.is_final = false;
     session->request_count++;
     tl_progress_busy(&session->transport->worker->progress, 1);
-    request->start_closure.run = start;
-    tl_transport_post(session->transport, &request->start_closure);
+    request->closure.run = start;
+    tl_transport_post(session->transport, &request->closure);
 }
 
 void tl_session_cancel(struct tl_peer_request *request)
 {
-    if (request->on_session.is_cancel_out || request->on_session.is_done) return;
-    request->on_session.is_cancel_out = true;
+    if (request->is_cancel_out || request->is_done) return;
+    request->is_cancel_out = true;
     request->cancel_closure.run = cancel;
     tl_transport_post(request->session->transport, &request->cancel_closure);
 }

@@ -133,16 +133,30 @@ int tl_cq_fd(const struct tl_cq *const_cq)
     return cq->fd;
 }
 
-void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item, const struct tl_progress_engine *progress)
+void tl_cq_push_all(struct tl_cq *cq, struct tl_list *items, const struct tl_progress_engine *progress)
 {
+    if (tl_list_is_empty(items)) return;
+    bool is_one = items->next == items->prev;
     pthread_mutex_lock(&cq->mutex);
     bool was_empty = tl_list_is_empty(&cq->items);
-    tl_list_push_back(&cq->items, &item->link);
+    tl_list_splice_back(&cq->items, items);
     if (was_empty && cq->is_fd_used) fd_signal(cq->fd);
-    pthread_cond_signal(&cq->cond);
+    if (is_one) {
+        pthread_cond_signal(&cq->cond);
+    } else {
+        pthread_cond_broadcast(&cq->cond);
+    }
     /* A reader may sleep in the loop of another worker. */
     if (cq->progress != NULL && cq->progress != progress) tl_loop_wake(cq->progress->loop);
     pthread_mutex_unlock(&cq->mutex);
+}
+
+void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item, const struct tl_progress_engine *progress)
+{
+    struct tl_list items;
+    tl_list_init(&items);
+    tl_list_push_back(&items, &item->link);
+    tl_cq_push_all(cq, &items, progress);
 }
 
 /* Takes items off the queue; the descriptor stops being readable with the last one. Under the mutex. */

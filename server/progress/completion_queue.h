@@ -26,6 +26,8 @@ enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_progress_engine *progres
  * does. */
 void tl_cq_detach_all(struct tl_progress_engine *progress);
 
+/* Adds all items of the list, which is empty then, with one wake. Thread: the progress engine's. */
+void tl_cq_push_all(struct tl_cq *cq, struct tl_list *items, const struct tl_progress_engine *progress);
 /* Adds an item. Thread: the progress engine's. */
 void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item, const struct tl_progress_engine *progress);
 

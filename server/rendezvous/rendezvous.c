@@ -58,6 +58,7 @@ enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, s
     tl_list_init(&table->walks);
     tl_list_init(&table->marks);
     tl_list_init(&table->orphans);
+    tl_list_init(&table->unused_subscriptions);
     *ret_table = table;
     return TL_OK;
 }
@@ -86,6 +87,7 @@ static void clear(struct tl_rendezvous *table, const struct tl_error *status, st
     while (!tl_list_is_empty(&table->publications))
         tl_table_publication_end(table, TL_CONTAINER_OF(table->publications.next, struct tl_table_publication, link),
                                  deferred_calls);
+    tl_table_subscriptions_clear(table, status, deferred_calls);
     TL_CHECK(table->names == NULL && table->places == NULL && table->waiters == NULL && table->reservations == NULL);
 }
 
@@ -113,6 +115,9 @@ void tl_rendezvous_destroy(struct tl_rendezvous *table)
     clear(table, &superseded, &deferred_calls);
     tl_table_unlock_and_run(table, &deferred_calls);
     TL_CHECK(pthread_mutex_destroy(&table->mutex) == 0);
+    tl_spares_fini(&table->spare_places);
+    tl_spares_fini(&table->spare_values);
+    tl_spares_fini(&table->spare_waiters);
     tl_shares_destroy(table->waiting);
     free(table);
 }
@@ -126,30 +131,29 @@ void tl_rendezvous_get_stats(struct tl_rendezvous *table, struct tl_rendezvous_s
 
 /* ----------------------------------------------------------------------------------------------------- senders -- */
 
-/* Gives an unreserved value of a place to the first waiter there. */
+/* Gives an unreserved value of a place to the first waiter there, else to a subscription. */
 static void offer_value(struct tl_rendezvous *table, struct tl_table_value *value, struct tl_list *deferred_calls)
 {
     struct tl_list *waiters = &value->place->waiters;
     while (!value->is_reserved && !tl_list_is_empty(waiters)) {
         struct tl_table_waiter *waiter = TL_CONTAINER_OF(waiters->next, struct tl_table_waiter, place_link);
-        if (!tl_table_value_reserve(table, value, &waiter->id)) {
+        if (!tl_table_value_reserve(table, value, &waiter->id, NULL)) {
             tl_table_waiter_conclude(table, waiter, &no_memory, deferred_calls);
             continue;
         }
         tl_table_value_offer(value, &waiter->offer);
         tl_table_waiter_conclude(table, waiter, NULL, deferred_calls);
     }
+    if (!value->is_reserved) tl_table_subscriptions_offer_value(table, value, deferred_calls);
 }
 
-static enum tl_status check_send(struct tl_rendezvous *table, const char *key, uint64_t step, uint64_t size_bytes,
-                                 struct tl_error *ret_error)
+/* Whether a value of this size may be put into its place. */
+static enum tl_status check_place(struct tl_rendezvous *table, const struct tl_table_place *place, uint64_t size_bytes,
+                                  struct tl_error *ret_error)
 {
-    if (table->is_closed) return tl_error_copy(ret_error, &table->close_status);
-    struct tl_table_step *marked = tl_table_step_find(table, step);
-    if (marked && marked->mark) return tl_error_copy(ret_error, marked->mark);
-    struct tl_table_name *name = tl_table_name_find(table, key);
-    struct tl_table_place *place = name ? tl_table_place_find(table, name, step) : NULL;
-    if (place && place->value)
+    const char *key = place->name->key;
+    uint64_t step = place->id.step;
+    if (place->value)
         return tl_error_set(ret_error, TL_ALREADY_EXISTS,
                             "%s of step %" PRIu64 " is already offered; end the step or cancel that send first", key,
                             step);
@@ -162,27 +166,35 @@ static enum tl_status check_send(struct tl_rendezvous *table, const char *key, u
     return TL_OK;
 }
 
+/* Puts a value into the table. *ret_value is NULL without memory, which is no error yet. */
+static enum tl_status add_value(struct tl_rendezvous *table, const char *key, uint64_t step, struct tl_tensor *tensor,
+                                struct tl_sender *sender, struct tl_table_value **ret_value, struct tl_error *ret_error)
+{
+    *ret_value = NULL;
+    if (table->is_closed) return tl_error_copy(ret_error, &table->close_status);
+    struct tl_table_step *marked = table->mark_count > 0 ? tl_table_step_find(table, step) : NULL;
+    if (marked && marked->mark) return tl_error_copy(ret_error, marked->mark);
+    struct tl_table_place *place = tl_table_place_get(table, key, step);
+    if (place == NULL) return TL_OK;
+    enum tl_status status = check_place(table, place, tl_tensor_size_bytes(tensor), ret_error);
+    if (status == TL_OK) *ret_value = tl_table_value_add(table, place, tensor, sender);
+    tl_table_place_put(table, place);
+    return status;
+}
+
 enum tl_status tl_rendezvous_send(struct tl_rendezvous *table, const char *key, uint64_t step, struct tl_tensor *tensor,
                                   struct tl_sender *sender, struct tl_error *ret_error)
 {
     struct tl_list deferred_calls;
-    struct tl_table_value *value = NULL;
+    struct tl_table_value *value;
     tl_list_init(&deferred_calls);
     tl_table_lock(table);
     sender->entry = NULL;
-    enum tl_status status = check_send(table, key, step, tl_tensor_size_bytes(tensor), ret_error);
-    if (status == TL_OK) {
-        struct tl_table_place *place = tl_table_place_get(table, key, step);
-        if (place) {
-            value = tl_table_value_add(table, place, tensor, sender);
-            tl_table_place_put(table, place);
-        }
-        if (value) {
-            offer_value(table, value, &deferred_calls);
-        } else {
-            status =
-                tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to offer %s of step %" PRIu64, key, step);
-        }
+    enum tl_status status = add_value(table, key, step, tensor, sender, &value, ret_error);
+    if (value) {
+        offer_value(table, value, &deferred_calls);
+    } else if (status == TL_OK) {
+        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to offer %s of step %" PRIu64, key, step);
     }
     tl_table_unlock_and_run(table, &deferred_calls);
     return status;
@@ -192,12 +204,15 @@ bool tl_rendezvous_unsend(struct tl_rendezvous *table, struct tl_sender *sender)
 {
     tl_table_lock(table);
     struct tl_table_value *value = sender->entry;
-    if (value) tl_table_value_remove(table, value);
+    struct tl_tensor *tensor = NULL;
+    if (value) {
+        tensor = value->tensor;
+        tl_table_value_remove(table, value);
+        tl_spares_put(&table->spare_values, value);
+    }
     tl_table_unlock(table);
-    if (value == NULL) return false;
-    tl_tensor_put(value->tensor);
-    free(value);
-    return true;
+    tl_tensor_put(tensor);
+    return tensor != NULL;
 }
 
 /* --------------------------------------------------------------------------------------------------- receivers -- */
@@ -206,7 +221,10 @@ bool tl_rendezvous_unsend(struct tl_rendezvous *table, struct tl_sender *sender)
 static void answer_again(struct tl_table_value *value, const struct tl_receiver *receiver, struct tl_error *ret_status,
                          struct tl_offer *ret_offer)
 {
-    if (value->step->step != receiver->step || strcmp(value->name->key, receiver->key) != 0) {
+    uint64_t subscription = value->subscription != NULL ? value->subscription->id.number : 0;
+    bool is_same = subscription == receiver->subscription && strcmp(value->name->key, receiver->key) == 0 &&
+                   (subscription != 0 || value->step->step == receiver->step);
+    if (!is_same) {
         tl_error_set(ret_status, TL_INVALID_ARGUMENT,
                      "request %" PRIu64 " asks for %s of step %" PRIu64
                      ", but was made for another tensor; use a new number for each request",
@@ -217,8 +235,8 @@ static void answer_again(struct tl_table_value *value, const struct tl_receiver 
 }
 
 /* Tries to answer at once. Returns true when the answer, a status or an offer, is there. */
-static bool answer(struct tl_rendezvous *table, const struct tl_receiver *receiver, struct tl_error *ret_status,
-                   struct tl_offer *ret_offer)
+static bool answer(struct tl_rendezvous *table, const struct tl_receiver *receiver,
+                   struct tl_table_subscription *subscription, struct tl_error *ret_status, struct tl_offer *ret_offer)
 {
     if (table->is_closed) {
         *ret_status = table->close_status;
@@ -229,10 +247,11 @@ static bool answer(struct tl_rendezvous *table, const struct tl_receiver *receiv
         answer_again(value, receiver, ret_status, ret_offer);
         return true;
     }
+    if (subscription) return tl_table_subscription_answer(table, subscription, receiver, ret_status, ret_offer);
     struct tl_table_name *name = tl_table_name_find(table, receiver->key);
     struct tl_table_place *place = name ? tl_table_place_find(table, name, receiver->step) : NULL;
     if (place && place->value && !place->value->is_reserved) {
-        if (tl_table_value_reserve(table, place->value, &receiver->id)) {
+        if (tl_table_value_reserve(table, place->value, &receiver->id, NULL)) {
             tl_table_value_offer(place->value, ret_offer);
         } else {
             *ret_status = no_memory;
@@ -251,36 +270,42 @@ static bool answer(struct tl_rendezvous *table, const struct tl_receiver *receiv
     return false;
 }
 
-/* Charges the client that the receiver belongs to. *ret_share is NULL where that is this program. */
-static enum tl_status admit_waiter(struct tl_rendezvous *table, const struct tl_receiver *receiver,
-                                   struct tl_share **ret_share, struct tl_error *ret_error)
-{
-    *ret_share = NULL;
-    if (receiver->client != NULL) return tl_shares_take(table->waiting, receiver->client, 1, ret_share, ret_error);
-    if (table->own_waiting < table->limits.waiting_receivers) return TL_OK;
-    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
-                        "%" PRIu64 " receives of this program wait already; raise limits.waiting", table->own_waiting);
-}
-
-static bool wait_for_value(struct tl_rendezvous *table, struct tl_receiver *receiver, struct tl_error *ret_status)
+static bool wait_for_value(struct tl_rendezvous *table, struct tl_receiver *receiver,
+                           struct tl_table_subscription *subscription, struct tl_error *ret_status)
 {
     struct tl_share *share;
-    if (admit_waiter(table, receiver, &share, ret_status) != TL_OK) {
+    if (tl_table_admit(table, receiver, &share, ret_status) != TL_OK) {
         tl_error_prefix(ret_status, "%s of step %" PRIu64 " is not there yet, and ", receiver->key, receiver->step);
         return false;
     }
-    if (tl_table_waiter_add(table, receiver, share)) return true;
-    if (share != NULL) tl_shares_give(share, 1);
+    if (tl_table_waiter_add(table, receiver, subscription, share)) return true;
+    tl_table_dismiss(table, share);
     tl_error_set(ret_status, TL_RESOURCE_EXHAUSTED, "no memory to wait for %s of step %" PRIu64, receiver->key,
                  receiver->step);
     return false;
 }
 
+/* Returns whether the receiver waits; otherwise the answer, a status or an offer, is there. */
+static bool find_or_wait(struct tl_rendezvous *table, struct tl_receiver *receiver, struct tl_error *ret_status,
+                         struct tl_offer *ret_offer)
+{
+    struct tl_table_subscription *subscription = NULL;
+    if (receiver->subscription != 0 && !table->is_closed &&
+        tl_table_subscription_get(table, receiver, &subscription, ret_status) != TL_OK)
+        return false;
+    bool is_waiting = !answer(table, receiver, subscription, ret_status, ret_offer) &&
+                      wait_for_value(table, receiver, subscription, ret_status);
+    if (subscription) tl_table_subscription_put(table, subscription);
+    return is_waiting;
+}
+
 void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *receiver)
 {
     struct tl_list deferred_calls;
-    struct tl_error status = {.code = TL_OK};
+    struct tl_error status; /* no need to clear its text for each receiver */
     struct tl_offer offer = {.tensor = NULL};
+    status.code = TL_OK;
+    status.message[0] = '\0';
     tl_list_init(&deferred_calls);
     tl_table_lock(table);
     receiver->entry = NULL;
@@ -289,8 +314,7 @@ void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *rece
     bool is_superseded = earlier && earlier->receiver->order > receiver->order;
     if (is_superseded) status = superseded;
     if (earlier && !is_superseded) tl_table_waiter_conclude(table, earlier, &superseded, &deferred_calls);
-    bool is_waiting =
-        !is_superseded && !answer(table, receiver, &status, &offer) && wait_for_value(table, receiver, &status);
+    bool is_waiting = !is_superseded && find_or_wait(table, receiver, &status, &offer);
     tl_table_unlock_and_run(table, &deferred_calls);
     if (!is_waiting) receiver->deliver(receiver, &status, status.code == TL_OK ? &offer : NULL);
 }
@@ -299,9 +323,11 @@ bool tl_rendezvous_cancel(struct tl_rendezvous *table, struct tl_receiver *recei
 {
     tl_table_lock(table);
     struct tl_table_waiter *waiter = receiver->entry;
-    if (waiter) tl_table_waiter_remove(table, waiter);
+    if (waiter) {
+        tl_table_waiter_remove(table, waiter);
+        tl_spares_put(&table->spare_waiters, waiter);
+    }
     tl_table_unlock(table);
-    free(waiter);
     return waiter != NULL;
 }
 
@@ -317,6 +343,13 @@ static void release(struct tl_rendezvous *table, struct tl_table_value *value, s
         tl_table_value_conclude(table, value, &given_up, deferred_calls);
         table->stats.dropped_tensors++;
     }
+}
+
+/* Takes a value from its receiver, which does not want it. */
+static void refuse(struct tl_rendezvous *table, struct tl_table_value *value, struct tl_list *deferred_calls)
+{
+    tl_table_subscription_refuse(value);
+    release(table, value, deferred_calls);
 }
 
 struct tl_sender *tl_rendezvous_reserved_sender(struct tl_rendezvous *table, const struct tl_request_id *id)
@@ -344,7 +377,7 @@ void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_
     tl_list_init(&deferred_calls);
     tl_table_lock(table);
     struct tl_table_value *value = tl_table_value_find(table, id);
-    if (value) release(table, value, &deferred_calls);
+    if (value) refuse(table, value, &deferred_calls);
     tl_table_unlock_and_run(table, &deferred_calls);
 }
 
@@ -356,7 +389,7 @@ void tl_rendezvous_give_up(struct tl_rendezvous *table, const struct tl_request_
     struct tl_table_waiter *waiter = tl_table_waiter_find(table, id);
     if (waiter) tl_table_waiter_conclude(table, waiter, &not_wanted, &deferred_calls);
     struct tl_table_value *value = tl_table_value_find(table, id);
-    if (value) release(table, value, &deferred_calls);
+    if (value) refuse(table, value, &deferred_calls);
     tl_table_unlock_and_run(table, &deferred_calls);
 }
 
@@ -414,6 +447,7 @@ void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t inc
     }
     while (!tl_list_is_empty(&values))
         release(table, TL_CONTAINER_OF(values.next, struct tl_table_value, orphan_link), &deferred_calls);
+    tl_table_subscriptions_end(table, incarnation);
     tl_table_unlock_and_run(table, &deferred_calls);
 }
 

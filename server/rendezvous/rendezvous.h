@@ -34,6 +34,7 @@ struct tl_rendezvous_limits {
                                    that many of this program */
     uint64_t held_bytes;        /* bytes of sent values not yet acknowledged */
     uint64_t aborted_steps;     /* marks of aborted steps that are kept, 0: none; beyond it the oldest is forgotten */
+    int64_t subscription_ns;    /* for so long a subscription without requests and values is remembered at least */
 };
 
 struct tl_rendezvous_stats {
@@ -133,6 +134,8 @@ struct tl_receiver {
     struct tl_request_id id;
     const char *key; /* valid until deliver has been called or tl_rendezvous_cancel has returned true */
     uint64_t step;
+    uint64_t subscription; /* a number within the incarnation: any value of at least `step` that the subscription has
+                              not had, sent ones in the order of their steps; 0: none */
     const struct tl_share_client *client; /* the client that is charged while it waits; NULL: this program */
     /* When the request was made first: the table counts requests. 0: now; the table sets it. One that asks again keeps
      * its number. */
@@ -146,12 +149,17 @@ struct tl_receiver {
 /* Wants (key, step). deliver is called before this returns when the answer is known. Of two receivers
  * with the same id, the one whose request was made first is superseded: it gets TL_ABORTED. A receiver beyond
  * limits.waiting_receivers, or for which there is no memory, gets TL_RESOURCE_EXHAUSTED; one whose id has another (key,
- * step) reserved gets TL_INVALID_ARGUMENT. */
+ * step) reserved, or whose subscription is one of another key, gets TL_INVALID_ARGUMENT. A subscription counts as one
+ * waiting receiver besides its requests. */
 void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *receiver);
 
 /* Stops waiting, freeing the slot at once. True: deliver will not be called any more. False: it has been or is being
  * called (on another thread, it may not have returned yet). */
 bool tl_rendezvous_cancel(struct tl_rendezvous *table, struct tl_receiver *receiver) TL_MUST_USE;
+
+/* The asker needs a subscription no more: it is forgotten as soon as no request of it waits and no value is reserved
+ * for it. The id has the number of the subscription. Ignored when there is none. */
+void tl_rendezvous_unsubscribe(struct tl_rendezvous *table, const struct tl_request_id *id);
 
 /* Returns the sender of the value that is reserved for the id; NULL: none is. */
 struct tl_sender *tl_rendezvous_reserved_sender(struct tl_rendezvous *table, const struct tl_request_id *id);

@@ -17,7 +17,7 @@
 #define NEAREST_KEYS 1000
 #define NEAREST_WORK (UINT64_C(8) << 20)
 
-/* Gives the publication to all waiters for at most its step. */
+/* Gives the publication to all waiters for at most its step, and to subscriptions. */
 static void offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,
                               struct tl_list *deferred_calls)
 {
@@ -33,6 +33,7 @@ static void offer_publication(struct tl_rendezvous *table, struct tl_table_publi
         }
         tl_table_place_put(table, place);
     }
+    tl_table_subscriptions_offer_publication(table, publication, deferred_calls);
 }
 
 /* Replaces the publication of the key by one of the tensor. Returns NULL without memory. */

@@ -6,42 +6,13 @@
  */
 #include "server/rendezvous/rendezvous_table.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
 #include "base/check.h"
 #include "base/error.h"
-
-static const struct tl_error no_error = {.code = TL_OK};
-
-/* -------------------------------------------------------------------------------------- mutex and deferred_calls -- */
-
-void tl_table_lock(struct tl_rendezvous *table)
-{
-    TL_CHECK(pthread_mutex_lock(&table->mutex) == 0);
-}
-
-void tl_table_unlock(struct tl_rendezvous *table)
-{
-    TL_CHECK(pthread_mutex_unlock(&table->mutex) == 0);
-}
-
-void tl_table_unlock_and_run(struct tl_rendezvous *table, struct tl_list *deferred_calls)
-{
-    tl_table_unlock(table);
-    for (struct tl_list *link; (link = tl_list_pop_front(deferred_calls));) {
-        struct tl_table_deferred_call *deferred_call = TL_CONTAINER_OF(link, struct tl_table_deferred_call, link);
-        deferred_call->run(deferred_call);
-    }
-}
-
-static void defer_call(struct tl_list *deferred_calls, struct tl_table_deferred_call *deferred_call,
-                       void (*run)(struct tl_table_deferred_call *deferred_call))
-{
-    deferred_call->run = run;
-    tl_list_push_back(deferred_calls, &deferred_call->link);
-}
 
 uint64_t tl_table_next_publication(struct tl_rendezvous *table)
 {
@@ -78,6 +49,8 @@ struct tl_table_name *tl_table_name_get(struct tl_rendezvous *table, const char 
         memset(name, 0, sizeof(*name));
         memcpy(name->key, key, len + 1);
         tl_list_init(&name->places);
+        tl_list_init(&name->subscriptions);
+        tl_list_init(&name->offered);
         HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->names, name->key, len, hash, name);
         if (name->hh.tbl == NULL) {
             free(name);
@@ -97,32 +70,41 @@ void tl_table_name_put(struct tl_rendezvous *table, struct tl_table_name *name)
 
 /* ------------------------------------------------------------------------------------------------------ places -- */
 
-struct tl_table_place *tl_table_place_find(struct tl_rendezvous *table, struct tl_table_name *name, uint64_t step)
+/* Also returns the hash of the place, whether there is one or not. */
+static struct tl_table_place *find_with_hash(struct tl_rendezvous *table, struct tl_table_name *name, uint64_t step,
+                                             unsigned *ret_hash)
 {
     struct tl_table_place *place;
     const struct tl_table_place_id id = {.name = (uintptr_t)name, .step = step};
     unsigned hash = hash_of(table, &id, sizeof(id));
     HASH_FIND_BYHASHVALUE(hh, table->places, &id, sizeof(id), hash, place);
+    *ret_hash = hash;
     return place;
+}
+
+struct tl_table_place *tl_table_place_find(struct tl_rendezvous *table, struct tl_table_name *name, uint64_t step)
+{
+    unsigned hash;
+    return find_with_hash(table, name, step, &hash);
 }
 
 struct tl_table_place *tl_table_place_get(struct tl_rendezvous *table, const char *key, uint64_t step)
 {
     struct tl_table_name *name = tl_table_name_get(table, key);
     if (name == NULL) return NULL;
-    struct tl_table_place *place = tl_table_place_find(table, name, step);
+    unsigned hash;
+    struct tl_table_place *place = find_with_hash(table, name, step, &hash);
     if (place) {
         tl_table_name_put(table, name);
         place->use_count++;
         return place;
     }
-    place = calloc(1, sizeof(*place));
+    place = tl_spares_get(&table->spare_places, sizeof(*place));
     if (place == NULL) goto fail;
     place->id = (struct tl_table_place_id){.name = (uintptr_t)name, .step = step};
     place->use_count = 1;
     place->name = name;
     tl_list_init(&place->waiters);
-    unsigned hash = hash_of(table, &place->id, sizeof(place->id));
     HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->places, &place->id, sizeof(place->id), hash, place);
     if (place->hh.tbl == NULL) goto fail;
     tl_list_push_back(&name->places, &place->name_link);
@@ -139,16 +121,18 @@ void tl_table_place_put(struct tl_rendezvous *table, struct tl_table_place *plac
     HASH_DELETE(hh, table->places, place);
     tl_list_remove(&place->name_link);
     tl_table_name_put(table, place->name);
-    free(place);
+    tl_spares_put(&table->spare_places, place);
 }
 
 /* ------------------------------------------------------------------------------------------------------- steps -- */
 
 struct tl_table_step *tl_table_step_find(struct tl_rendezvous *table, uint64_t step)
 {
-    struct tl_table_step *found;
+    struct tl_table_step *found = table->latest_step;
+    if (found != NULL && found->step == step) return found;
     unsigned hash = hash_of(table, &step, sizeof(step));
     HASH_FIND_BYHASHVALUE(hh, table->steps, &step, sizeof(step), hash, found);
+    if (found != NULL) table->latest_step = found;
     return found;
 }
 
@@ -177,6 +161,7 @@ void tl_table_step_put(struct tl_rendezvous *table, struct tl_table_step *step)
 {
     if (--step->use_count > 0) return;
     HASH_DELETE(hh, table->steps, step);
+    if (table->latest_step == step) table->latest_step = NULL;
     free(step);
 }
 
@@ -217,11 +202,11 @@ void tl_table_step_unmark(struct tl_rendezvous *table, struct tl_table_step *ste
 struct tl_table_value *tl_table_value_add(struct tl_rendezvous *table, struct tl_table_place *place,
                                           struct tl_tensor *tensor, struct tl_sender *sender)
 {
-    struct tl_table_value *value = calloc(1, sizeof(*value));
+    struct tl_table_value *value = tl_spares_get(&table->spare_values, sizeof(*value));
     if (value == NULL) return NULL;
     value->step = tl_table_step_get(table, place->id.step);
     if (value->step == NULL) {
-        free(value);
+        tl_spares_put(&table->spare_values, value);
         return NULL;
     }
     value->sender = sender;
@@ -235,6 +220,7 @@ struct tl_table_value *tl_table_value_add(struct tl_rendezvous *table, struct tl
     place->value = value;
     tl_list_push_back(&value->step->values, &value->step_link);
     tl_list_init(&value->orphan_link);
+    tl_list_init(&value->offered_link);
     sender->entry = value;
     table->stats.held_tensors++;
     table->stats.held_bytes += value->size_bytes;
@@ -249,14 +235,19 @@ struct tl_table_value *tl_table_value_find(struct tl_rendezvous *table, const st
     return value;
 }
 
-bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_request_id *id)
+bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_request_id *id,
+                            struct tl_table_subscription *subscription)
 {
     value->id = *id;
     value->holder_count = 0;
     unsigned hash = hash_of(table, &value->id, sizeof(value->id));
     HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->reservations, &value->id, sizeof(value->id), hash, value);
     value->is_reserved = value->hh.tbl != NULL;
-    return value->is_reserved;
+    if (!value->is_reserved) return false;
+    tl_list_remove(&value->offered_link);
+    value->subscription = subscription;
+    if (subscription != NULL) subscription->use_count++;
+    return true;
 }
 
 void tl_table_value_unreserve(struct tl_rendezvous *table, struct tl_table_value *value)
@@ -265,6 +256,8 @@ void tl_table_value_unreserve(struct tl_rendezvous *table, struct tl_table_value
     HASH_DELETE(hh, table->reservations, value);
     tl_list_remove(&value->orphan_link);
     value->is_reserved = false;
+    if (value->subscription != NULL) tl_table_subscription_put(table, value->subscription);
+    value->subscription = NULL;
 }
 
 void tl_table_value_orphan(struct tl_rendezvous *table, struct tl_table_value *value, int64_t deadline_ns)
@@ -302,6 +295,7 @@ void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *v
 {
     tl_table_value_unreserve(table, value);
     tl_table_value_detach(table, value);
+    tl_list_remove(&value->offered_link);
     tl_list_remove(&value->step_link);
     tl_table_step_put(table, value->step);
     tl_table_name_put(table, value->name);
@@ -310,52 +304,101 @@ void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *v
     table->stats.held_bytes -= value->size_bytes;
 }
 
-/* The sender may be gone as soon as it was called; so may the table. */
-static void run_over(struct tl_table_deferred_call *deferred_call)
-{
-    struct tl_table_value *value = TL_CONTAINER_OF(deferred_call, struct tl_table_value, deferred_call);
-    struct tl_sender *sender = value->sender;
-    const struct tl_error *status = value->status;
-    tl_tensor_put(value->tensor);
-    free(value);
-    sender->over(sender, status);
-}
-
 void tl_table_value_conclude(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_error *status,
                              struct tl_list *deferred_calls)
 {
     tl_table_value_remove(table, value);
-    value->status = status ? status : &no_error;
-    defer_call(deferred_calls, &value->deferred_call, run_over);
+    tl_table_defer_over(deferred_calls, value, status);
 }
 
 /* ----------------------------------------------------------------------------------------------------- waiters -- */
 
-struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver,
-                                            struct tl_share *share)
+static enum tl_status charge(struct tl_rendezvous *table, const struct tl_receiver *receiver,
+                             struct tl_share **ret_share, struct tl_error *ret_error)
 {
-    struct tl_table_waiter *waiter = calloc(1, sizeof(*waiter));
+    *ret_share = NULL;
+    if (receiver->client != NULL) return tl_shares_take(table->waiting, receiver->client, 1, ret_share, ret_error);
+    if (table->own_waiting >= table->limits.waiting_receivers) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            "%" PRIu64 " receives of this program wait already; raise limits.waiting",
+                            table->own_waiting);
+    }
+    table->own_waiting++;
+    return TL_OK;
+}
+
+enum tl_status tl_table_admit(struct tl_rendezvous *table, const struct tl_receiver *receiver,
+                              struct tl_share **ret_share, struct tl_error *ret_error)
+{
+    struct tl_error error;
+    enum tl_status status = charge(table, receiver, ret_share, &error);
+    if (status != TL_OK && tl_table_subscriptions_sweep(table, false)) {
+        status = charge(table, receiver, ret_share, &error);
+    }
+    return status == TL_OK ? TL_OK : tl_error_copy(ret_error, &error);
+}
+
+void tl_table_dismiss(struct tl_rendezvous *table, struct tl_share *share)
+{
+    if (share != NULL) {
+        tl_shares_give(share, 1);
+    } else {
+        table->own_waiting--;
+    }
+}
+
+/* Finds where the waiter waits. Returns false when there is no memory. */
+static bool find_place(struct tl_rendezvous *table, struct tl_table_waiter *waiter)
+{
+    tl_list_init(&waiter->step_link);
+    if (waiter->subscription != NULL) return true;
+    waiter->place = tl_table_place_get(table, waiter->receiver->key, waiter->receiver->step);
+    if (waiter->place == NULL) return false;
+    waiter->step = tl_table_step_get(table, waiter->receiver->step);
+    return waiter->step != NULL;
+}
+
+static void leave_place(struct tl_rendezvous *table, struct tl_table_waiter *waiter)
+{
+    if (waiter->step != NULL) tl_table_step_put(table, waiter->step);
+    if (waiter->place != NULL) tl_table_place_put(table, waiter->place);
+}
+
+/* Puts the waiter into the lists of where it waits. */
+static void queue_waiter(struct tl_table_waiter *waiter)
+{
+    struct tl_table_subscription *subscription = waiter->subscription;
+    if (subscription == NULL) {
+        tl_list_push_back(&waiter->place->waiters, &waiter->place_link);
+        tl_list_push_back(&waiter->step->waiters, &waiter->step_link);
+        return;
+    }
+    bool is_first = tl_list_is_empty(&subscription->waiters);
+    tl_list_push_back(&subscription->waiters, &waiter->place_link);
+    subscription->use_count++;
+    if (is_first) tl_table_subscription_requeue(subscription);
+}
+
+struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver,
+                                            struct tl_table_subscription *subscription, struct tl_share *share)
+{
+    struct tl_table_waiter *waiter = tl_spares_get(&table->spare_waiters, sizeof(*waiter));
     if (waiter == NULL) return NULL;
     waiter->receiver = receiver;
     waiter->id = receiver->id;
-    waiter->place = tl_table_place_get(table, receiver->key, receiver->step);
-    if (waiter->place == NULL) goto fail;
-    waiter->step = tl_table_step_get(table, receiver->step);
-    if (waiter->step == NULL) goto fail;
+    waiter->subscription = subscription;
+    if (!find_place(table, waiter)) goto fail;
     unsigned hash = hash_of(table, &waiter->id, sizeof(waiter->id));
     HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->waiters, &waiter->id, sizeof(waiter->id), hash, waiter);
     if (waiter->hh.tbl == NULL) goto fail;
-    tl_list_push_back(&waiter->place->waiters, &waiter->place_link);
-    tl_list_push_back(&waiter->step->waiters, &waiter->step_link);
+    queue_waiter(waiter);
     waiter->share = share;
-    if (share == NULL) table->own_waiting++;
     receiver->entry = waiter;
     table->stats.waiting_receivers++;
     return waiter;
 fail:
-    if (waiter->step) tl_table_step_put(table, waiter->step);
-    if (waiter->place) tl_table_place_put(table, waiter->place);
-    free(waiter);
+    leave_place(table, waiter);
+    tl_spares_put(&table->spare_waiters, waiter);
     return NULL;
 }
 
@@ -372,34 +415,21 @@ void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter 
     HASH_DELETE(hh, table->waiters, waiter);
     tl_list_remove(&waiter->place_link);
     tl_list_remove(&waiter->step_link);
-    tl_table_place_put(table, waiter->place);
-    tl_table_step_put(table, waiter->step);
+    leave_place(table, waiter);
+    if (waiter->subscription != NULL) {
+        tl_table_subscription_requeue(waiter->subscription);
+        tl_table_subscription_put(table, waiter->subscription);
+    }
     waiter->receiver->entry = NULL;
     table->stats.waiting_receivers--;
-    if (waiter->share != NULL) {
-        tl_shares_give(waiter->share, 1);
-    } else {
-        table->own_waiting--;
-    }
-}
-
-/* The receiver may be gone as soon as it was called; so may the table. */
-static void run_deliver(struct tl_table_deferred_call *deferred_call)
-{
-    struct tl_table_waiter *waiter = TL_CONTAINER_OF(deferred_call, struct tl_table_waiter, deferred_call);
-    struct tl_receiver *receiver = waiter->receiver;
-    const struct tl_error *status = waiter->status;
-    const struct tl_offer offer = waiter->offer;
-    free(waiter);
-    receiver->deliver(receiver, status, status->code == TL_OK ? &offer : NULL);
+    tl_table_dismiss(table, waiter->share);
 }
 
 void tl_table_waiter_conclude(struct tl_rendezvous *table, struct tl_table_waiter *waiter,
                               const struct tl_error *status, struct tl_list *deferred_calls)
 {
     tl_table_waiter_remove(table, waiter);
-    waiter->status = status ? status : &no_error;
-    defer_call(deferred_calls, &waiter->deferred_call, run_deliver);
+    tl_table_defer_deliver(deferred_calls, waiter, status);
 }
 
 /* ------------------------------------------------------------------------------------------------ publications -- */
@@ -410,14 +440,6 @@ void tl_table_publication_offer(const struct tl_table_publication *publication, 
                                    .step = publication->step,
                                    .publication = publication->number,
                                    .is_one_shot = false};
-}
-
-static void run_put(struct tl_table_deferred_call *deferred_call)
-{
-    struct tl_table_publication *publication =
-        TL_CONTAINER_OF(deferred_call, struct tl_table_publication, deferred_call);
-    tl_tensor_put(publication->tensor);
-    free(publication);
 }
 
 void tl_table_publication_end(struct tl_rendezvous *table, struct tl_table_publication *publication,
@@ -433,5 +455,5 @@ void tl_table_publication_end(struct tl_rendezvous *table, struct tl_table_publi
     tl_table_name_put(table, publication->name);
     table->stats.published_tensors--;
     table->stats.published_bytes -= publication->size_bytes;
-    defer_call(deferred_calls, &publication->deferred_call, run_put);
+    tl_table_defer_put(deferred_calls, publication);
 }

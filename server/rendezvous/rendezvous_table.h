@@ -14,7 +14,10 @@
  * and steps are counted: they exist as long as something uses them. Hashes are seeded, because keys, steps and ids come
  * from peers.
  *
- * While a place has a value that is not reserved, no receiver waits there.
+ *      subscription (incarnation, number)            its waiters have no place and no step; in the list of its name
+ *                                                    while it has some
+ *
+ * While a place has a value that is not reserved, no receiver waits there, and no subscription that may have it.
  *
  * Everything is guarded by the table's mutex. What must happen without it - callbacks, and putting tensors, which may
  * call the user's release function - is an deferred_call: collected in a list under the mutex, run after it.
@@ -27,6 +30,7 @@
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
 
+#include "base/spares.h"
 #include "server/rendezvous/rendezvous.h"
 
 /* Something to do once the mutex is free. */
@@ -42,6 +46,9 @@ struct tl_table_name {
     size_t use_count;
     struct tl_table_publication *publication; /* NULL: none */
     struct tl_list places;
+    struct tl_list subscriptions; /* those with waiters, the one that has waited longest first */
+    size_t subscription_count;    /* all subscriptions of the key, with and without waiters */
+    struct tl_list offered; /* sent values that are not reserved, by step; maintained while there is a subscription */
     char key[];
 };
 
@@ -85,11 +92,30 @@ struct tl_table_value {
     struct tl_table_step *step;
     struct tl_list step_link;
     bool is_reserved;
-    struct tl_request_id id;    /* the request that it is reserved for */
-    uint64_t holder_count;      /* how many receivers with that id have been given it and have not broken off */
-    UT_hash_handle hh;          /* in tl_rendezvous.reservations, by id, while reserved */
-    struct tl_list orphan_link; /* in tl_rendezvous.orphans while its receiver has broken off */
-    int64_t deadline_ns;        /* until when the receiver may come back */
+    struct tl_request_id id;     /* the request that it is reserved for */
+    uint64_t holder_count;       /* how many receivers with that id have been given it and have not broken off */
+    UT_hash_handle hh;           /* in tl_rendezvous.reservations, by id, while reserved */
+    struct tl_list orphan_link;  /* in tl_rendezvous.orphans while its receiver has broken off */
+    int64_t deadline_ns;         /* until when the receiver may come back */
+    struct tl_list offered_link; /* in name->offered */
+    struct tl_table_subscription *subscription; /* the one whose request it is reserved for; NULL: none */
+};
+
+/* A subscription of a key. It is known from its first request on, and is forgotten when its asker gives it up or is
+ * gone, or some time after its last request. */
+struct tl_table_subscription {
+    UT_hash_handle hh;       /* in tl_rendezvous.subscriptions, by id */
+    struct tl_request_id id; /* the number is that of the subscription */
+    struct tl_table_name *name;
+    struct tl_share *share; /* what its client is charged to; NULL: it is this program's */
+    struct tl_list waiters; /* in the order they came */
+    struct tl_list link;    /* with waiters: in name->subscriptions; unused: in tl_rendezvous.unused_subscriptions */
+    size_t use_count;       /* waiters, and values that are reserved for it */
+    uint64_t from_step;     /* sent values of lower steps are not given: it has refused one before this step */
+    uint64_t publication;   /* the published value that was given last; 0: none */
+    uint64_t publication_request; /* number of the request that it was given to */
+    bool is_given_up;             /* it is forgotten once it is unused */
+    int64_t deadline_ns;          /* unused: when it may be forgotten */
 };
 
 /* A receiver that waits. */
@@ -100,11 +126,12 @@ struct tl_table_waiter {
     struct tl_receiver *receiver;
     struct tl_share *share; /* what its client is charged to; NULL: the receiver is this program's */
     struct tl_request_id id;
-    UT_hash_handle hh; /* in tl_rendezvous.waiters, by id */
-    struct tl_table_place *place;
-    struct tl_list place_link;
-    struct tl_table_step *step;
+    UT_hash_handle hh;            /* in tl_rendezvous.waiters, by id */
+    struct tl_table_place *place; /* NULL: it waits for a subscription */
+    struct tl_list place_link;    /* in place->waiters or subscription->waiters */
+    struct tl_table_step *step;   /* NULL: it waits for a subscription */
     struct tl_list step_link;
+    struct tl_table_subscription *subscription; /* NULL: it waits for exactly one value */
 };
 
 /* A published value. */
@@ -133,19 +160,37 @@ struct tl_rendezvous {
     struct tl_table_name *names;
     struct tl_table_place *places;
     struct tl_table_step *steps;
+    struct tl_table_step *latest_step; /* that was found last, as most are looked up many times in a row; NULL: none */
     struct tl_table_value *reservations;
     struct tl_table_waiter *waiters;
     struct tl_list publications;
-    struct tl_list walks; /* of struct tl_table_walk, over publications */
+    struct tl_list walks; /* struct tl_table_walk, over publications */
     struct tl_list marks; /* steps with a mark, the oldest first */
     uint64_t mark_count;
     struct tl_list orphans; /* values, by deadline */
+    struct tl_table_subscription *subscriptions;
+    struct tl_list unused_subscriptions; /* by deadline */
+
+    /* To be used again. */
+    struct tl_spares spare_places;
+    struct tl_spares spare_values;
+    struct tl_spares spare_waiters;
 };
+
+/* rendezvous_calls.c */
 
 void tl_table_lock(struct tl_rendezvous *table);
 void tl_table_unlock(struct tl_rendezvous *table);
 /* Unlocks, then runs and empties the list. */
 void tl_table_unlock_and_run(struct tl_rendezvous *table, struct tl_list *deferred_calls);
+/* Add the call to the sender, the receiver, or the put of the tensor, of what has left the table. status: NULL: TL_OK.
+ * What was given may be used again or freed with the next unlock. */
+void tl_table_defer_over(struct tl_list *deferred_calls, struct tl_table_value *value, const struct tl_error *status);
+void tl_table_defer_deliver(struct tl_list *deferred_calls, struct tl_table_waiter *waiter,
+                            const struct tl_error *status);
+void tl_table_defer_put(struct tl_list *deferred_calls, struct tl_table_publication *publication);
+
+/* rendezvous_table.c */
 
 /* Returns a number that no other value of this table has had; never 0. */
 uint64_t tl_table_next_publication(struct tl_rendezvous *table);
@@ -171,9 +216,9 @@ void tl_table_step_unmark(struct tl_rendezvous *table, struct tl_table_step *ste
 struct tl_table_value *tl_table_value_add(struct tl_rendezvous *table, struct tl_table_place *place,
                                           struct tl_tensor *tensor, struct tl_sender *sender);
 struct tl_table_value *tl_table_value_find(struct tl_rendezvous *table, const struct tl_request_id *id);
-/* False: no memory. */
-bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *value,
-                            const struct tl_request_id *id) TL_MUST_USE;
+/* Reserves the value for a request, which may be one of a subscription. False: no memory. */
+bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_request_id *id,
+                            struct tl_table_subscription *subscription) TL_MUST_USE;
 /* Ends the reservation of a value, if there is one. */
 void tl_table_value_unreserve(struct tl_rendezvous *table, struct tl_table_value *value);
 /* Notes that a receiver of the reserved value has broken off; the last of them starts the deadline. */
@@ -189,9 +234,10 @@ void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *v
 void tl_table_value_conclude(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_error *status,
                              struct tl_list *deferred_calls);
 
-/* Takes the share over unless it fails. NULL: no memory. */
+/* Takes the share over unless it fails. It waits for the subscription, or without one for its key and step. NULL: no
+ * memory. */
 struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver,
-                                            struct tl_share *share);
+                                            struct tl_table_subscription *subscription, struct tl_share *share);
 struct tl_table_waiter *tl_table_waiter_find(struct tl_rendezvous *table, const struct tl_request_id *id);
 /* Takes the waiter out of the table without calling its receiver. */
 void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter *waiter);
@@ -199,6 +245,44 @@ void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter 
  * filled in). */
 void tl_table_waiter_conclude(struct tl_rendezvous *table, struct tl_table_waiter *waiter,
                               const struct tl_error *status, struct tl_list *deferred_calls);
+
+/* Charges the client that the receiver belongs to. *ret_share is NULL where that is this program. Errors:
+ * TL_RESOURCE_EXHAUSTED. */
+enum tl_status tl_table_admit(struct tl_rendezvous *table, const struct tl_receiver *receiver,
+                              struct tl_share **ret_share, struct tl_error *ret_error) TL_MUST_USE;
+/* Gives back what tl_table_admit has charged. */
+void tl_table_dismiss(struct tl_rendezvous *table, struct tl_share *share);
+
+/* rendezvous_subscriptions.c */
+
+/* Finds the receiver's subscription, or adds it, with a use for the caller. Errors: TL_INVALID_ARGUMENT: it is of
+ * another key. TL_RESOURCE_EXHAUSTED: limits.waiting_receivers, or no memory. */
+enum tl_status tl_table_subscription_get(struct tl_rendezvous *table, const struct tl_receiver *receiver,
+                                         struct tl_table_subscription **ret_subscription,
+                                         struct tl_error *ret_error) TL_MUST_USE;
+/* Gives a use back. */
+void tl_table_subscription_put(struct tl_rendezvous *table, struct tl_table_subscription *subscription);
+/* Forgets subscriptions that are unused: those whose time is over, or all. Returns whether there were any. */
+bool tl_table_subscriptions_sweep(struct tl_rendezvous *table, bool is_all);
+/* Forgets the subscriptions of a process that is gone, whose waiters and values were ended. */
+void tl_table_subscriptions_end(struct tl_rendezvous *table, uint64_t incarnation);
+/* Ends all subscriptions with the status. No value may be reserved. */
+void tl_table_subscriptions_clear(struct tl_rendezvous *table, const struct tl_error *status,
+                                  struct tl_list *deferred_calls);
+/* Makes the subscription the last one that is served, or takes it out while it has no waiters. */
+void tl_table_subscription_requeue(struct tl_table_subscription *subscription);
+/* Answers a request of the subscription with what is there. Returns false when it must wait. */
+bool tl_table_subscription_answer(struct tl_rendezvous *table, struct tl_table_subscription *subscription,
+                                  const struct tl_receiver *receiver, struct tl_error *ret_status,
+                                  struct tl_offer *ret_offer);
+/* Gives an unreserved value to the subscription that has waited longest; without one it stays offered. */
+void tl_table_subscriptions_offer_value(struct tl_rendezvous *table, struct tl_table_value *value,
+                                        struct tl_list *deferred_calls);
+/* Gives a new publication to each subscription that waits for it. */
+void tl_table_subscriptions_offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,
+                                              struct tl_list *deferred_calls);
+/* Notes that the asker has refused a value: its subscription gets no sent value of that step or an earlier one. */
+void tl_table_subscription_refuse(struct tl_table_value *value);
 
 /* Returns the offer for a receiver, with a reference of its own. */
 void tl_table_publication_offer(const struct tl_table_publication *publication, struct tl_offer *ret_offer);

@@ -6,6 +6,7 @@
  * (operation_receive.c).
  * A deadline, a cancel, an aborted or ended step and the close of the worker end an operation wherever it is; the first
  * of all these wins. Each kind has a table of its states, with its actions (operation_send.c, operation_receive.c).
+ * What the operations of one call share is in its op_call; many of them are a group (operation_group.c).
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -18,173 +19,329 @@
 #include "base/text.h"
 #include "server/transfers/borrow.h"
 #include "server/transfers/operation_internal.h"
+#include "server/transfers/subscription.h"
 
 const struct tl_error op_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
 
 /* -------------------------------------------------------------------------------------------------- completing -- */
 
-void tl_op_free(struct tl_op *op)
+_Static_assert(sizeof(struct tl_completion) == TL_COMPLETION_BYTES, "arrays of completions have one stride");
+_Static_assert(offsetof(struct op_send, over_closure) == 0 && offsetof(struct op_receive, request.closure) == 0,
+               "the completion takes the place of a closure");
+
+/* A single operation, in one block with its call and its key. */
+struct single {
+    struct op_call call;
+    struct tl_op op;
+    char key[];
+};
+
+static void fill_send(const struct tl_op *op, struct tl_completion *ret_completion)
 {
-    tl_error_drop(op->result.error);
-    free(op);
+    ret_completion->step = op->send.step;
+    ret_completion->bytes = op->send.bytes;
+    ret_completion->path = TL_PATH_NONE;
+    ret_completion->path_reason = "";
 }
 
-_Static_assert(sizeof(struct tl_completion) == TL_COMPLETION_BYTES, "arrays of completions have one stride");
-
-static void op_take(struct tl_cq_item *item, struct tl_completion *ret_completion)
+static void fill_receive(const struct tl_op *op, struct tl_completion *ret_completion)
 {
-    struct tl_op *op = TL_CONTAINER_OF(item, struct tl_op, reader.item);
-    const struct op_result *result = &op->result;
+    const struct tl_fetch *fetch = &op->receive.request.fetch;
+    ret_completion->tensor = op->has_arrived ? op->tensor : NULL;
+    ret_completion->step = op->has_arrived ? fetch->offer_step : 0;
+    ret_completion->bytes = op->has_arrived ? tl_tensor_size_bytes(op->tensor) : 0;
+    ret_completion->path = op->has_arrived ? fetch->path : TL_PATH_NONE;
+    ret_completion->path_reason = op->has_arrived ? fetch->path_reason : "";
+    ret_completion->is_verified = op->has_arrived && fetch->is_verified;
+}
+
+void op_read(struct tl_op *op, struct tl_completion *ret_completion)
+{
+    const struct op_call *call = op->call;
+    size_t place = (size_t)(op - call->ops);
     memset(ret_completion, 0, offsetof(struct tl_completion, status));
     ret_completion->size_bytes = sizeof(*ret_completion);
-    ret_completion->op = op->id;
+    ret_completion->op = call->group != NULL ? call->id + 1 + place : call->id;
     ret_completion->kind = op->kind;
-    ret_completion->user_data = op->reader.user_data;
+    ret_completion->user_data = op->user_data;
     ret_completion->status.code = TL_OK;
     ret_completion->status.message[0] = '\0';
-    if (result->error != NULL) ret_completion->status = *result->error;
-    ret_completion->tensor = result->tensor;
-    ret_completion->step = result->step;
-    ret_completion->path = result->path;
-    ret_completion->path_reason = result->path_reason != NULL ? result->path_reason : "";
-    ret_completion->bytes = result->bytes;
-    ret_completion->duration_ns = result->duration_ns;
-    ret_completion->is_verified = result->is_verified;
-    memset(ret_completion->reserved, 0, sizeof(ret_completion->reserved));
-    tl_op_free(op);
+    if (op->error != NULL) ret_completion->status = *op->error;
+    memset(&ret_completion->tensor, 0, sizeof(*ret_completion) - offsetof(struct tl_completion, tensor));
+    if (op->kind == TL_OP_SEND) {
+        fill_send(op, ret_completion);
+    } else {
+        fill_receive(op, ret_completion);
+    }
+    ret_completion->duration_ns = op->duration_ns;
+    ret_completion->item = place;
+    op_drop_error(op);
+}
+
+static void single_take(struct tl_cq_item *item, struct tl_completion *ret_completion)
+{
+    struct tl_op *op = TL_CONTAINER_OF(item, struct tl_op, item);
+    op_read(op, ret_completion);
+    free(TL_CONTAINER_OF(op, struct single, op));
 }
 
 void tl_op_complete(struct tl_op *op, const struct tl_error *error)
 {
     (void)error;
-    struct tl_worker *worker = op->worker;
-    op->result.duration_ns = tl_clock_now_ns() - op->submitted_ns;
-    tl_timers_disarm(tl_loop_timers(worker->loop), &op->deadline_timer);
-    tl_timers_disarm(tl_loop_timers(worker->loop), &op->receive.retry_timer);
-    if (op->is_registered) HASH_DEL(worker->operations.ops, op);
-    if (op->kind == TL_OP_RECV) tl_op_receive_fini(op);
-    struct tl_cq *cq = op->reader.cq;
-    struct tl_wait *wait = op->reader.wait;
+    struct op_call *call = op->call;
+    struct tl_worker *worker = call->worker;
+    if (op->kind == TL_OP_RECV) {
+        tl_op_steps_leave(&worker->operations.steps, &op->step_member);
+        tl_op_receive_fini(op);
+    }
+    op->duration_ns = tl_clock_now_ns() - call->submitted_ns;
+    if (call->group != NULL) {
+        op_group_member_over(call->group, op);
+        return;
+    }
+    op_call_unregister(call);
     __atomic_fetch_sub(&worker->operations.open_ops, 1, __ATOMIC_RELEASE);
-    if (cq != NULL) {
-        tl_cq_push(cq, &op->reader.item, &worker->progress);
+    op->item.take = single_take;
+    if (call->cq != NULL) {
+        tl_cq_push(call->cq, &op->item, &worker->progress);
     } else {
-        tl_wait_done(wait);
+        tl_wait_done(call->wait);
     }
 }
 
 void tl_op_handle(struct tl_op *op, enum op_event event, const struct tl_error *error)
 {
-    const struct op_transition *transition = &op->transitions[op->state][event];
+    const struct op_transition *transition =
+        op->kind == TL_OP_SEND ? &op_send_transitions[op->state][event] : &op_receive_transitions[op->state][event];
     TL_CHECK(transition->next != OP_NEVER);
-    op->state = transition->next;
+    op->state = (uint8_t)transition->next;
     if (transition->action != NULL) transition->action(op, error);
 }
 
-/* ------------------------------------------------------------------------------------------------------ result -- */
+/* ------------------------------------------------------------------------------------------------------- error -- */
 
-void op_result_set_error(struct op_result *result, const struct tl_error *error)
+void op_set_error(struct tl_op *op, const struct tl_error *error)
 {
-    if (error->code == TL_OK || result->error != NULL) return;
-    result->error = tl_error_keep(error);
+    if (error->code == TL_OK || op->error != NULL) return;
+    op->error = tl_error_keep(error);
 }
 
-void op_result_explain_error(struct op_result *result, const struct tl_error *why)
+void op_explain_error(struct tl_op *op, const struct tl_error *why)
 {
     struct tl_error error;
-    tl_error_set(&error, result->error->code, "%s; %s", result->error->message, why->message);
-    op_result_drop_error(result);
-    result->error = tl_error_keep(&error);
+    tl_error_set(&error, op->error->code, "%s; %s", op->error->message, why->message);
+    op_drop_error(op);
+    op->error = tl_error_keep(&error);
 }
 
-void op_result_drop_error(struct op_result *result)
+void op_drop_error(struct tl_op *op)
 {
-    tl_error_drop(result->error);
-    result->error = NULL;
+    tl_error_drop(op->error);
+    op->error = NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------------ ending -- */
 
-/* Ends an operation that waits, with an error. Returns false when it is past that, and completes by itself. */
-static bool op_end(struct tl_op *op, const struct tl_error *error)
+bool op_end(struct tl_op *op, const struct tl_error *error)
 {
+    if (op->state == OP_NEW) {
+        tl_op_handle(op, OP_EVENT_REFUSED, error);
+        return true;
+    }
     return op->kind == TL_OP_SEND ? tl_op_send_end(op, error) : tl_op_receive_end(op, error);
 }
 
-static void deadline_over(struct tl_timer *timer)
+void op_end_late(struct tl_op *op)
 {
-    struct tl_op *op = TL_CONTAINER_OF(timer, struct tl_op, deadline_timer);
     char waited[32];
-    tl_text_format_duration(tl_clock_now_ns() - op->submitted_ns, waited, sizeof(waited));
+    tl_text_format_duration(tl_clock_now_ns() - op->call->submitted_ns, waited, sizeof(waited));
     struct tl_error error;
     struct tl_device device;
     if (op->kind == TL_OP_SEND) {
-        tl_error_set(&error, TL_DEADLINE_EXCEEDED, "%s of step %" PRIu64 " was not received within %s", op->key,
-                     op->step, waited);
+        tl_error_set(&error, TL_DEADLINE_EXCEEDED, "%s of step %" PRIu64 " was not received within %s", op_key(op),
+                     op_step(op), waited);
     } else if (tl_op_receive_finds_stream(op, &device)) {
         char where[TL_DEVICE_TEXT_BYTES];
         tl_error_set(&error, TL_DEADLINE_EXCEEDED,
-                     "%s of step %" PRIu64 " waited for %s: a stream on %s has not done what comes before", op->key,
-                     op->step, waited, tl_device_format(device, where));
+                     "%s of step %" PRIu64 " waited for %s: a stream on %s has not done what comes before", op_key(op),
+                     op_step(op), waited, tl_device_format(device, where));
     } else {
         char state[TL_ERROR_MESSAGE_BYTES];
-        tl_peer_format_state(op->receive.peer, state, sizeof(state));
+        tl_peer_format_state(op->receive.request.peer, state, sizeof(state));
         tl_error_set(&error, TL_DEADLINE_EXCEEDED,
-                     "%s of step %" PRIu64 " did not come from %s within %s; the peer is %.500s", op->key, op->step,
-                     tl_peer_name(op->receive.peer), waited, state);
+                     "%s of step %" PRIu64 " did not come from %s within %s; the peer is %.500s", op_key(op),
+                     op_step(op), tl_peer_name(op->receive.request.peer), waited, state);
     }
     op_end(op, &error);
 }
 
-/* Ends the receives of a step, or all of them, that are being delivered, or that are not. */
-static void fail_receives(struct tl_worker *worker, const uint64_t *step, bool is_delivering,
-                          const struct tl_error *status)
+bool op_cancel(struct tl_op *op)
 {
-    struct tl_op *op;
-    struct tl_op *next;
-    HASH_ITER(hh, worker->operations.ops, op, next)
+    struct tl_error error;
+    tl_error_set(&error, TL_CANCELLED, "%s of %s was cancelled", op->kind == TL_OP_SEND ? "the send" : "the receive",
+                 op_key(op));
+    return op_end(op, &error);
+}
+
+static void deadline_over(struct tl_timer *timer)
+{
+    struct op_call *call = TL_CONTAINER_OF(timer, struct op_call, deadline_timer);
+    if (call->group != NULL) {
+        op_group_late(call->group);
+    } else {
+        op_end_late(call->ops);
+    }
+}
+
+/* Which receives end, and with what status. */
+struct failing {
+    bool is_delivering; /* those that are being delivered, or those that are not */
+    const struct tl_error *status;
+};
+
+static void fail_receive(struct tl_op *op, const struct failing *failing)
+{
+    if ((op->state == OP_DELIVERING) == failing->is_delivering) op_end(op, failing->status);
+}
+
+/* The call may be gone when this returns. */
+static void fail_call(struct op_call *call, const struct failing *failing)
+{
+    struct op_group *group = call->group;
+    if (group == NULL) {
+        fail_receive(call->ops, failing);
+        return;
+    }
+    op_group_hold(group);
+    for (size_t i = 0; i < call->count; i++)
+        fail_receive(&call->ops[i], failing);
+    op_group_let_go(group);
+}
+
+static void fail_member(struct tl_op_step_member *member, void *context)
+{
+    fail_receive(TL_CONTAINER_OF(member, struct tl_op, step_member), context);
+}
+
+/* Ends the receives of a step, or all of them, that are being delivered, or that are not. */
+static void fail_receives(struct tl_worker *worker, const uint64_t *step, struct failing failing)
+{
+    struct worker_operations *operations = &worker->operations;
+    struct op_call *call;
+    struct op_call *next;
+    if (step != NULL) {
+        operations->step_visits += tl_op_steps_walk(&operations->steps, *step, fail_member, &failing);
+        return;
+    }
+    HASH_ITER(hh, operations->calls, call, next)
     {
-        bool is_meant = op->kind == TL_OP_RECV && (step == NULL || op->step == *step);
-        if (is_meant && (op->state == OP_DELIVERING) == is_delivering) op_end(op, status);
+        if (call->ops[0].kind == TL_OP_RECV) fail_call(call, &failing);
     }
 }
 
 void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const struct tl_error *status)
 {
     /* The value of a delivery that ends is offered to the next receive, which must not end while it is looked at. */
-    fail_receives(worker, step, false, status);
-    fail_receives(worker, step, true, status);
+    fail_receives(worker, step, (struct failing){.is_delivering = false, .status = status});
+    fail_receives(worker, step, (struct failing){.is_delivering = true, .status = status});
 }
 
 /* -------------------------------------------------------------------------------------------------- submitting -- */
 
-/* Makes the operation known by its id and watches its deadline. Returns false when there is no memory for that. */
-static bool op_register(struct tl_op *op)
+void op_call_init(struct op_call *call, struct tl_worker *worker, int64_t timeout_ns,
+                  void (*start)(struct tl_closure *))
 {
-    struct tl_worker *worker = op->worker;
-    op->is_registered = true;
+    call->worker = worker;
+    call->closure.run = start;
+    call->deadline_timer.fire = deadline_over;
+    call->submitted_ns = tl_clock_now_ns();
+    if (timeout_ns == TL_TIMEOUT_DEFAULT) timeout_ns = worker->settings.request_timeout_ns;
+    call->deadline_timer.due_ns = tl_clock_deadline_ns(timeout_ns);
+}
+
+bool op_call_register(struct op_call *call)
+{
+    struct tl_worker *worker = call->worker;
+    call->is_registered = true;
 #undef uthash_nonfatal_oom
-#define uthash_nonfatal_oom(object) op->is_registered = false
-    HASH_ADD(hh, worker->operations.ops, id, sizeof(op->id), op);
-    return op->is_registered &&
-           tl_timers_arm(tl_loop_timers(worker->loop), &op->deadline_timer, op->deadline_ns) == TL_OK;
+#define uthash_nonfatal_oom(object) call->is_registered = false
+    HASH_ADD(hh, worker->operations.calls, id, sizeof(call->id), call);
+    return call->is_registered &&
+           tl_timers_arm(tl_loop_timers(worker->loop), &call->deadline_timer, call->deadline_timer.due_ns) == TL_OK;
 }
 
-static void op_start(struct tl_closure *closure)
+void op_call_unregister(struct op_call *call)
 {
-    struct tl_op *op = TL_CONTAINER_OF(closure, struct tl_op, closure);
-    if (!op_register(op)) {
-        tl_op_handle(op, OP_EVENT_REFUSED, &op_out_of_memory);
-    } else if (op->worker->closing.is_closing) {
-        struct tl_error closing;
-        tl_error_set(&closing, TL_CANCELLED, "the worker was closed");
-        tl_op_handle(op, OP_EVENT_REFUSED, &closing);
-    } else {
-        tl_op_handle(op, OP_EVENT_START, NULL);
-    }
+    tl_timers_disarm(tl_loop_timers(call->worker->loop), &call->deadline_timer);
+    if (call->is_registered) HASH_DEL(call->worker->operations.calls, call);
+    call->is_registered = false;
 }
 
-static enum tl_status check_key(const char *key, struct tl_error *ret_error)
+/* Returns the first of `count` ids that follow each other. It is a multiple of a power of two that is not smaller than
+ * count, so that find_call finds it from each of the others. */
+static tl_op_id take_ids(struct tl_worker *worker, uint64_t count)
+{
+    uint64_t mask = 1;
+    while (mask < count)
+        mask <<= 1;
+    mask--;
+    uint64_t latest = __atomic_load_n(&worker->operations.next_op, __ATOMIC_RELAXED);
+    tl_op_id id;
+    do {
+        id = (latest + 1 + mask) & ~mask;
+    } while (!__atomic_compare_exchange_n(&worker->operations.next_op, &latest, id + count - 1, false, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    return id;
+}
+
+/* Returns the open call that the id belongs to; NULL: there is none. */
+static struct op_call *find_call(const struct tl_worker *worker, tl_op_id id)
+{
+    struct op_call *call;
+    for (uint64_t mask = 0; mask != UINT64_MAX; mask = mask << 1 | 1) {
+        tl_op_id first = id & ~mask;
+        if (first == 0) return NULL;
+        HASH_FIND(hh, worker->operations.calls, &first, sizeof(first), call);
+        if (call != NULL) return id == first || (call->group != NULL && id - first <= call->count) ? call : NULL;
+    }
+    return NULL;
+}
+
+tl_op_id op_call_submit(struct op_call *call, uint64_t id_count)
+{
+    struct tl_worker *worker = call->worker;
+    tl_op_id id = take_ids(worker, id_count);
+    call->id = id;
+    __atomic_fetch_add(&worker->operations.open_ops, id_count, __ATOMIC_RELAXED);
+    if (call->cq != NULL) {
+        tl_progress_post(&worker->progress, &call->closure);
+    } else {
+        tl_loop_post(worker->loop, &call->closure);
+    }
+    return id;
+}
+
+void op_start(struct tl_op *op, const struct tl_error *refusal)
+{
+    struct tl_worker *worker = op_worker(op);
+    struct tl_error closing;
+    if (refusal == NULL && op->kind == TL_OP_RECV &&
+        !tl_op_steps_join(&worker->operations.steps, op_step(op), &op->step_member))
+        refusal = &op_out_of_memory;
+    if (refusal == NULL && worker->closing.is_closing) {
+        tl_error_set(&closing, TL_CANCELLED, "the worker was closed");
+        refusal = &closing;
+    }
+    tl_op_handle(op, refusal != NULL ? OP_EVENT_REFUSED : OP_EVENT_START, refusal);
+}
+
+static void single_start(struct tl_closure *closure)
+{
+    struct op_call *call = TL_CONTAINER_OF(closure, struct op_call, closure);
+    op_start(call->ops, op_call_register(call) ? NULL : &op_out_of_memory);
+}
+
+enum tl_status op_check_key(const char *key, struct tl_error *ret_error)
 {
     size_t length = key != NULL ? strnlen(key, TL_MAX_KEY_BYTES + 1) : 0;
     if (length == 0) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the key is empty");
@@ -198,122 +355,141 @@ static enum tl_status check_key(const char *key, struct tl_error *ret_error)
     return TL_OK;
 }
 
-enum tl_status tl_op_create(struct tl_worker *worker, enum tl_op_kind kind,
-                            const struct op_transition (*transitions)[OP_EVENTS], const char *key, uint64_t step,
-                            int64_t timeout_ns, struct tl_op **ret_op, struct tl_error *ret_error)
+/* Creates a call with one operation. */
+static enum tl_status single_create(struct tl_worker *worker, const char *key, int64_t timeout_ns,
+                                    struct single **ret_single, struct tl_error *ret_error)
 {
-    enum tl_status status = check_key(key, ret_error);
+    enum tl_status status = op_check_key(key, ret_error);
     if (status != TL_OK) return status;
     size_t key_bytes = strlen(key) + 1;
-    struct tl_op *op = calloc(1, sizeof(*op) + key_bytes);
-    if (op == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for an operation on %s", key);
-    memcpy(op->key, key, key_bytes);
-    op->worker = worker;
-    op->kind = kind;
-    op->state = OP_NEW;
-    op->transitions = transitions;
-    op->step = step;
-    op->closure.run = op_start;
-    op->deadline_timer.fire = deadline_over;
-    op->reader.item.take = op_take;
-    op->submitted_ns = tl_clock_now_ns();
-    if (timeout_ns == TL_TIMEOUT_DEFAULT) timeout_ns = worker->settings.request_timeout_ns;
-    op->deadline_ns = tl_clock_deadline_ns(timeout_ns);
-    *ret_op = op;
+    struct single *single = calloc(1, sizeof(*single) + key_bytes);
+    if (single == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for an operation on %s", key);
+    memcpy(single->key, key, key_bytes);
+    op_call_init(&single->call, worker, timeout_ns, single_start);
+    single->call.ops = &single->op;
+    single->call.count = 1;
+    single->op.call = &single->call;
+    *ret_single = single;
     return TL_OK;
 }
 
-static tl_op_id op_submit(struct tl_op *op)
+static enum tl_status create_send_of(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
+                                     int64_t timeout_ns, struct single **ret_single, struct tl_error *ret_error)
 {
-    struct tl_worker *worker = op->worker;
-    tl_op_id id = __atomic_add_fetch(&worker->operations.next_op, 1, __ATOMIC_RELAXED);
-    op->id = id;
-    __atomic_fetch_add(&worker->operations.open_ops, 1, __ATOMIC_RELAXED);
-    if (op->reader.cq != NULL) {
-        tl_progress_post(&worker->progress, &op->closure);
+    struct single *single;
+    enum tl_status status = single_create(worker, key, timeout_ns, &single, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_op_send_init(&single->op, single->key, step, tensor, ret_error);
+    if (status == TL_OK) {
+        *ret_single = single;
     } else {
-        tl_loop_post(worker->loop, &op->closure);
+        free(single);
     }
-    return id;
+    return status;
+}
+
+static enum tl_status create_receive_of(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
+                                        const struct tl_recv_options *caller_options, int64_t timeout_ns,
+                                        struct single **ret_single, struct tl_error *ret_error)
+{
+    struct tl_recv_options options = {.size_bytes = sizeof(options)};
+    struct tl_peer *from = tl_peer_by_id(worker, peer);
+    if (from == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "no such peer to receive %.64s from", key);
+    enum tl_status status = TL_OK;
+    if (caller_options != NULL)
+        status = tl_struct_read(&options, sizeof(options), TL_RECV_OPTIONS_FIRST_BYTES, caller_options,
+                                "tl_recv_options", ret_error);
+    struct single *single = NULL;
+    if (status == TL_OK) status = single_create(worker, key, timeout_ns, &single, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_op_receive_init(&single->op, from, single->key, step, &options, ret_error);
+    if (status == TL_OK) {
+        *ret_single = single;
+    } else {
+        free(single);
+    }
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------------------ public -- */
+
+static void submit_single(struct single *single, struct tl_cq *cq, void *user_data, tl_op_id *ret_op)
+{
+    single->call.cq = cq;
+    single->op.user_data = user_data;
+    tl_op_id id = op_call_submit(&single->call, 1);
+    if (ret_op != NULL) *ret_op = id;
+}
 
 enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
                        int64_t timeout_ns, struct tl_cq *cq, void *user_data, tl_op_id *ret_op,
                        struct tl_error *ret_error)
 {
+    struct single *single;
     enum tl_status status = tl_cq_attach(cq, &worker->progress, ret_error);
-    if (status != TL_OK) return status;
-    struct tl_op *op;
-    status = tl_op_send_create(worker, key, step, tensor, timeout_ns, &op, ret_error);
-    if (status != TL_OK) return status;
-    op->reader.cq = cq;
-    op->reader.user_data = user_data;
-    tl_op_id id = op_submit(op);
-    if (ret_op != NULL) *ret_op = id;
-    return TL_OK;
+    if (status == TL_OK) status = create_send_of(worker, key, step, tensor, timeout_ns, &single, ret_error);
+    if (status == TL_OK) submit_single(single, cq, user_data, ret_op);
+    return status;
 }
 
 enum tl_status tl_recv(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
                        const struct tl_recv_options *options, int64_t timeout_ns, struct tl_cq *cq, void *user_data,
                        tl_op_id *ret_op, struct tl_error *ret_error)
 {
-    struct tl_op *op;
-    enum tl_status status = tl_op_receive_create(worker, peer, key, step, options, timeout_ns, &op, ret_error);
+    struct single *single;
+    enum tl_status status = create_receive_of(worker, peer, key, step, options, timeout_ns, &single, ret_error);
     if (status != TL_OK) return status;
     status = tl_cq_attach(cq, &worker->progress, ret_error);
     if (status != TL_OK) {
-        tl_op_receive_discard(op);
+        tl_op_receive_fini(&single->op);
+        free(single);
         return status;
     }
-    op->reader.cq = cq;
-    op->reader.user_data = user_data;
-    tl_op_id id = op_submit(op);
-    if (ret_op != NULL) *ret_op = id;
+    submit_single(single, cq, user_data, ret_op);
     return TL_OK;
 }
 
 /* Submits and waits; the operation's deadline is the limit, so the wait has none. */
-static enum tl_status op_run(struct tl_op *op, struct tl_completion *ret_completion, struct tl_error *ret_error)
+static enum tl_status run_single(struct single *single, struct tl_completion *ret_completion,
+                                 struct tl_error *ret_error)
 {
-    struct tl_worker *worker = op->worker;
+    struct tl_worker *worker = single->call.worker;
     struct tl_wait wait;
     tl_worker_enter(worker);
     tl_wait_init(&wait, &worker->progress);
-    op->reader.wait = &wait;
-    op_submit(op);
+    single->call.wait = &wait;
+    op_call_submit(&single->call, 1);
     while (!tl_wait_for(&wait, TL_TIME_NEVER))
         continue;
     tl_wait_fini(&wait);
     tl_worker_leave(worker);
-    op_take(&op->reader.item, ret_completion);
+    single_take(&single->op.item, ret_completion);
     return tl_error_copy(ret_error, &ret_completion->status);
 }
 
 enum tl_status tl_send_wait(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
                             int64_t timeout_ns, struct tl_error *ret_error)
 {
-    struct tl_op *op;
-    enum tl_status status = tl_op_send_create(worker, key, step, tensor, timeout_ns, &op, ret_error);
+    struct single *single;
+    enum tl_status status = create_send_of(worker, key, step, tensor, timeout_ns, &single, ret_error);
     if (status != TL_OK) return status;
     struct tl_completion completion;
-    return op_run(op, &completion, ret_error);
+    return run_single(single, &completion, ret_error);
 }
 
 enum tl_status tl_recv_wait(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
                             const struct tl_recv_options *options, int64_t timeout_ns,
                             struct tl_completion *ret_completion, struct tl_error *ret_error)
 {
-    struct tl_op *op;
-    enum tl_status status = tl_op_receive_create(worker, peer, key, step, options, timeout_ns, &op, ret_error);
+    struct single *single;
+    enum tl_status status = create_receive_of(worker, peer, key, step, options, timeout_ns, &single, ret_error);
     if (status != TL_OK) {
         *ret_completion = (struct tl_completion){.size_bytes = sizeof(*ret_completion), .kind = TL_OP_RECV};
         ret_completion->status.code = status;
         if (ret_error != NULL) ret_completion->status = *ret_error;
         return status;
     }
-    return op_run(op, ret_completion, ret_error);
+    return run_single(single, ret_completion, ret_error);
 }
 
 struct cancel_command {
@@ -325,13 +501,18 @@ struct cancel_command {
 static void run_cancel(struct tl_command *command)
 {
     struct cancel_command *cancel = TL_CONTAINER_OF(command, struct cancel_command, command);
-    struct tl_op *op;
-    HASH_FIND(hh, command->worker->operations.ops, &cancel->op, sizeof(cancel->op), op);
-    if (op == NULL) return;
-    struct tl_error error;
-    tl_error_set(&error, TL_CANCELLED, "%s of %s was cancelled", op->kind == TL_OP_SEND ? "the send" : "the receive",
-                 op->key);
-    cancel->is_found = op_end(op, &error);
+    struct op_call *call = find_call(command->worker, cancel->op);
+    if (call == NULL) {
+        cancel->is_found = tl_subscription_cancel(command->worker, cancel->op);
+    } else if (call->group == NULL) {
+        cancel->is_found = op_cancel(call->ops);
+    } else if (cancel->op == call->id) {
+        struct tl_error error;
+        tl_error_set(&error, TL_CANCELLED, "the group was cancelled");
+        cancel->is_found = op_group_end(call->group, &error);
+    } else {
+        cancel->is_found = op_cancel(&call->ops[cancel->op - call->id - 1]);
+    }
 }
 
 enum tl_status tl_cancel(struct tl_worker *worker, tl_op_id op)

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* An operation, as its files see it: operation.c (life, and the public functions), operation_send.c,
- * operation_receive.c. */
+ * operation_receive.c, operation_place.c (where a receive puts its value), operation_group.c (many at once). */
 #ifndef SERVER_TRANSFERS_OPERATION_INTERNAL_H
 #define SERVER_TRANSFERS_OPERATION_INTERNAL_H
 
 #include "server/progress/completion_queue.h"
+#include "server/transfers/operation_steps.h"
 #include "server/worker_internal.h"
 #include "tensor/allocation.h"
 #include "tensor/delivery.h"
@@ -67,96 +68,136 @@ struct op_transition {
     void (*action)(struct tl_op *op, const struct tl_error *error);
 };
 
+struct op_group;
+struct tl_op;
+
 extern const struct tl_error op_out_of_memory;
 
-/* How an operation ends: what its completion says. */
-struct op_result {
-    const struct tl_error *error; /* kept; NULL: TL_OK */
-    struct tl_tensor *tensor;
-    uint64_t bytes;
-    uint64_t step;
-    enum tl_path path;
-    const char *path_reason; /* why no faster one; lives for ever */
-    bool is_verified;
-    int64_t duration_ns;
-};
-
-/* Sets the error; the first one wins. */
-void op_result_set_error(struct op_result *result, const struct tl_error *error);
+/* Sets the error of an operation; the first one wins. */
+void op_set_error(struct tl_op *op, const struct tl_error *error);
 /* Adds the reason to the error that is set. */
-void op_result_explain_error(struct op_result *result, const struct tl_error *why);
+void op_explain_error(struct tl_op *op, const struct tl_error *why);
 /* Drops the error: the operation has succeeded all the same. */
-void op_result_drop_error(struct op_result *result);
-
-/* Where the completion goes: to a queue, or to the thread that waits in a blocking call. */
-struct op_reader {
-    struct tl_cq *cq;     /* NULL: blocking form */
-    struct tl_wait *wait; /* NULL: asynchronous form */
-    void *user_data;
-    struct tl_cq_item item;
-};
+void op_drop_error(struct tl_op *op);
 
 struct op_send {
+    struct tl_closure over_closure; /* the value has left the table on another thread */
     struct tl_sender sender;
     struct tl_tensor *alias; /* until it is in the table */
     struct tl_tensor *base;  /* the caller's; valid as long as the alias */
     struct tl_closure released_closure;
-    struct tl_closure over_closure;     /* the value has left the table on another thread */
     const struct tl_error *over_status; /* the status that over_closure carries; kept */
-    bool is_released;                   /* no transport reads the memory any more */
     struct tl_borrow *borrow;           /* lends the memory to a receiver of this worker; NULL: none */
+    const char *key;
+    uint64_t step;
+    uint64_t bytes;
+    bool is_released; /* no transport reads the memory any more */
 };
 
-struct op_receive {
-    struct tl_peer *peer;
-    struct tl_peer_request request;       /* when the peer is another worker */
+/* What only a receive from this worker itself or for a device needs. */
+struct op_receive_rare {
+    struct tl_op *op;
     struct tl_receiver receiver;          /* when the peer is this worker */
     struct tl_closure answer_closure;     /* the table has answered on another thread */
     const struct tl_error *answer_status; /* the status that answer_closure carries; kept */
     struct tl_offer offer;                /* what the table has answered with TL_OK */
-    struct tl_tensor *destination;        /* the caller's, NULL: a new one */
     struct tl_device_fence *fence;        /* comes before the destination is written; NULL: none, or not any more */
     struct tl_piece *stream_wait;         /* waits for the fence; NULL: not in OP_FENCED */
     struct tl_delivery *delivery;         /* NULL: not in OP_DELIVERING */
     struct tl_device device;              /* where a new one lies */
-    struct tl_allocation *allocation;     /* of a new one on a device, under way; NULL: none */
+    struct tl_allocation *allocation;     /* makes a new one on a device; NULL: none is under way */
     struct tl_tensor *allocated;          /* what it has brought, and the fetch has not taken; NULL: nothing */
     bool is_place_awaited;                /* the fetch waits for the allocation */
-    struct tl_timer retry_timer;
-    unsigned retry_count; /* retries so far: each waits longer */
-    bool wants_checksum;
-    bool may_map;
 };
 
+struct op_receive {
+    union {
+        struct tl_peer_request request; /* has key, step and priority; when the receive has arrived, its fetch has the
+                                           step of the value, the path, and whether it is verified */
+        struct tl_timer retry_timer;    /* in OP_RETRYING, where the closure of the request is not used */
+    };
+    struct op_receive_rare *rare; /* NULL: neither from this worker nor for a device */
+};
+
+/* An operation. There may be hundreds of thousands that wait, so that its size is bounded
+ * (tests/unit/operation_test.c). */
 struct tl_op {
-    struct tl_worker *worker;
-    tl_op_id id;
-    enum tl_op_kind kind;
-    enum op_state state;
-    const struct op_transition (*transitions)[OP_EVENTS]; /* [OP_STATES], by the kind */
-    UT_hash_handle hh;                                    /* in worker->operations.ops */
-    bool is_registered;
-    struct tl_closure closure;
-    struct tl_timer deadline_timer;
-    int64_t submitted_ns;
-    int64_t deadline_ns;
-    uint64_t step;
-    struct op_reader reader;
-    struct op_result result;
-    struct op_send send;       /* of a send */
-    struct op_receive receive; /* of a receive */
-
-    char key[]; /* NUL-terminated */
+    union {
+        struct tl_cq_item item; /* the completion, once it is over. The first closure of a send or a receive lies
+                                   here too, and does not travel any more then */
+        struct op_send send;
+        struct op_receive receive;
+    };
+    struct op_call *call;
+    void *user_data;
+    const struct tl_error *error; /* kept; NULL: TL_OK */
+    struct tl_tensor *tensor;     /* a receive's: the caller's destination (NULL: a new one), and when it has arrived
+                                     the value */
+    union {
+        struct tl_op_step_member step_member; /* a receive's: in worker->operations.steps */
+        int64_t duration_ns;                  /* in OP_COMPLETE */
+    };
+    uint8_t kind;        /* enum tl_op_kind */
+    uint8_t state;       /* enum op_state */
+    uint8_t retry_count; /* a receive's: each retry waits longer */
+    bool has_arrived;    /* a receive's: the tensor is the value */
 };
+
+/* What the operations of one call share. A single send or receive is a call with one operation. */
+struct op_call {
+    struct tl_worker *worker;
+    tl_op_id id;       /* that of the operation, or of the group, and then those of its members follow */
+    UT_hash_handle hh; /* in worker->operations.calls */
+    bool is_registered;
+    struct tl_closure closure;      /* takes the call to the loop */
+    struct tl_timer deadline_timer; /* has the deadline before it is armed */
+    int64_t submitted_ns;
+    struct tl_cq *cq;       /* NULL: blocking form */
+    struct tl_wait *wait;   /* NULL: asynchronous form */
+    struct op_group *group; /* NULL: a single operation */
+    struct tl_op *ops;      /* [count] */
+    size_t count;
+};
+
+static inline const char *op_key(const struct tl_op *op)
+{
+    return op->kind == TL_OP_SEND ? op->send.key : op->receive.request.fetch.key;
+}
+
+/* The step that is sent or wanted. */
+static inline uint64_t op_step(const struct tl_op *op)
+{
+    return op->kind == TL_OP_SEND ? op->send.step : op->receive.request.fetch.step;
+}
+
+static inline struct tl_worker *op_worker(const struct tl_op *op)
+{
+    return op->call->worker;
+}
 
 /* operation.c */
 
-/* Creates an operation of this kind, whose table is `transitions`. Ownership: tl_op_free, or its completion. Errors:
- * TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory. */
-enum tl_status tl_op_create(struct tl_worker *worker, enum tl_op_kind kind,
-                            const struct op_transition (*transitions)[OP_EVENTS], const char *key, uint64_t step,
-                            int64_t timeout_ns, struct tl_op **ret_op, struct tl_error *ret_error) TL_MUST_USE;
-void tl_op_free(struct tl_op *op);
+/* Initialises a call that the loop takes with `start`. */
+void op_call_init(struct op_call *call, struct tl_worker *worker, int64_t timeout_ns,
+                  void (*start)(struct tl_closure *));
+/* Checks a key. Errors: TL_INVALID_ARGUMENT. */
+enum tl_status op_check_key(const char *key, struct tl_error *ret_error) TL_MUST_USE;
+/* Makes the call known by its id, and watches its deadline. Returns false when there is no memory for that. */
+bool op_call_register(struct op_call *call) TL_MUST_USE;
+void op_call_unregister(struct op_call *call);
+/* Gives the call `id_count` ids and passes it to the loop. Returns its id. */
+tl_op_id op_call_submit(struct op_call *call, uint64_t id_count);
+
+/* Starts an operation of a call that is registered, or refuses it for the reason. */
+void op_start(struct tl_op *op, const struct tl_error *refusal);
+/* Ends an operation that waits, with an error. Returns false when it is past that, and completes by itself. */
+bool op_end(struct tl_op *op, const struct tl_error *error);
+/* The same, because its deadline has come. */
+void op_end_late(struct tl_op *op);
+/* The same, because the caller wants it. */
+bool op_cancel(struct tl_op *op);
+/* Fills the completion of an operation, and frees what it still holds. */
+void op_read(struct tl_op *op, struct tl_completion *ret_completion);
 /* Moves the operation as its table says. All events come from this program: one that the table leaves out aborts. error
  * is NULL where the event has none. The operation may be gone when this returns. */
 void tl_op_handle(struct tl_op *op, enum op_event event, const struct tl_error *error);
@@ -166,8 +207,13 @@ void tl_op_complete(struct tl_op *op, const struct tl_error *error);
 
 /* operation_send.c */
 
-enum tl_status tl_op_send_create(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
-                                 int64_t timeout_ns, struct tl_op **ret_op, struct tl_error *ret_error) TL_MUST_USE;
+extern const struct op_transition op_send_transitions[OP_STATES][OP_EVENTS];
+/* Initialises a zeroed operation, whose call is set. The key must stay valid. Ownership: its completion, or
+ * tl_op_send_discard. Errors: those of the call of tl_send. */
+enum tl_status tl_op_send_init(struct tl_op *op, const char *key, uint64_t step, struct tl_tensor *tensor,
+                               struct tl_error *ret_error) TL_MUST_USE;
+/* Frees what a send that was not submitted holds. */
+void tl_op_send_discard(struct tl_op *op);
 /* Ends a send that runs. Returns false when it is past that, and completes by itself. */
 bool tl_op_send_end(struct tl_op *op, const struct tl_error *error);
 
@@ -176,16 +222,43 @@ void tl_op_borrow_returned(void *context);
 
 /* operation_receive.c */
 
-enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
-                                    const struct tl_recv_options *options, int64_t timeout_ns, struct tl_op **ret_op,
-                                    struct tl_error *ret_error) TL_MUST_USE;
-/* Frees a receive that was not submitted. */
-void tl_op_receive_discard(struct tl_op *op);
-/* Frees what a receive holds besides its result. */
+extern const struct op_transition op_receive_transitions[OP_STATES][OP_EVENTS];
+/* Initialises a zeroed operation, whose call is set, with options of this version. The key must stay valid. Ownership:
+ * its completion, or tl_op_receive_discard. Errors: those of the call of tl_recv. */
+enum tl_status tl_op_receive_init(struct tl_op *op, struct tl_peer *peer, const char *key, uint64_t step,
+                                  const struct tl_recv_options *options, struct tl_error *ret_error) TL_MUST_USE;
+/* Frees what a receive holds, but for the value that has arrived: when it completes, or is not submitted. */
 void tl_op_receive_fini(struct tl_op *op);
 /* Returns whether the receive waits for a stream of the program, and the device of that stream. */
 bool tl_op_receive_finds_stream(const struct tl_op *op, struct tl_device *ret_device);
 /* Ends a receive that runs. Returns false when it is past that, and completes by itself. */
 bool tl_op_receive_end(struct tl_op *op, const struct tl_error *error);
+
+/* operation_place.c */
+
+/* Chooses the destination of a fetch (tl_fetch_ops.place). */
+enum tl_status op_fetch_place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
+                              struct tl_tensor **ret_destination, struct tl_error *ret_error);
+/* Errors: TL_FAILED_PRECONDITION: a value of this meta-data does not fit the caller's destination. */
+enum tl_status op_check_destination(const struct tl_op *op, const struct tl_meta_data *meta_data,
+                                    struct tl_error *ret_error) TL_MUST_USE;
+/* Returns where the destination lies for a value of this meta-data: dead tensors and strings are never on devices. */
+struct tl_device op_device_for(const struct tl_op *op, const struct tl_meta_data *meta_data);
+/* Gives up what is or was allocated on a device. */
+void op_drop_allocation(struct op_receive_rare *rare);
+/* Posts to the progress engine that is `loop`. */
+void op_post_to_progress(void *loop, struct tl_closure *closure);
+
+/* operation_group.c */
+
+/* A member of a group has completed. The group may be gone when this returns. */
+void op_group_member_over(struct op_group *group, struct tl_op *op);
+/* The deadline of a group has come. */
+void op_group_late(struct op_group *group);
+/* Keeps the group, with its members, until it is let go of: the end of its last member may free it. */
+void op_group_hold(struct op_group *group);
+void op_group_let_go(struct op_group *group);
+/* Ends all members, some in each round. Returns false when none is open. */
+bool op_group_end(struct op_group *group, const struct tl_error *error);
 
 #endif

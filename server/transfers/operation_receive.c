@@ -8,126 +8,22 @@
  * first error and completes when the transport has let go. So does one whose answer of the table, given on another
  * thread, is on its way: what it brings is given back.
  */
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/reason.h"
 #include "base/struct_version.h"
 #include "server/back_off.h"
 #include "server/transfers/borrow.h"
 #include "server/transfers/operation_internal.h"
 
-static enum tl_status check_destination(const struct tl_op *op, const struct tl_meta_data *meta_data,
-                                        struct tl_error *ret_error)
+/* Whether the destination lies on a device, or a new one will. */
+static bool is_for_device(const struct tl_op *op)
 {
-    const struct tl_meta_data *wanted = tl_tensor_meta_data(op->receive.destination);
-    if (!meta_data->is_dead && meta_data->dtype != TL_STRING && tl_meta_data_is_equal(wanted, meta_data)) return TL_OK;
-    char wanted_shape[TL_SHAPE_TEXT_BYTES];
-    char shape[TL_SHAPE_TEXT_BYTES];
-    tl_shape_format(&wanted->shape, wanted_shape, sizeof(wanted_shape));
-    tl_shape_format(&meta_data->shape, shape, sizeof(shape));
-    return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
-                        "%s of %s is %s%s %s and does not fit the destination, which is %s %s", op->key,
-                        tl_peer_name(op->receive.peer), meta_data->is_dead ? "dead, " : "",
-                        tl_dtype_name(meta_data->dtype), shape, tl_dtype_name(wanted->dtype), wanted_shape);
-}
-
-/* --------------------------------------------------------------------------------------------- the destination -- */
-
-static void post_to_progress(void *loop, struct tl_closure *closure)
-{
-    tl_progress_post(loop, closure);
-}
-
-/* An allocation has ended. The fetch may have ended before it, to be started again. */
-static void allocation_ended(void *context, struct tl_tensor *tensor, const struct tl_error *status)
-{
-    struct tl_op *op = context;
-    struct op_receive *receive = &op->receive;
-    struct tl_error error = *status;
-    if (error.code != TL_OK) tl_error_prefix(&error, "tensor '%s': ", op->key);
-    receive->allocation = NULL;
-    receive->allocated = tensor;
-    if (!receive->is_place_awaited) return;
-    receive->is_place_awaited = false;
-    receive->request.fetch.placed(&receive->request.fetch, &error);
-}
-
-static enum tl_status start_allocation(struct tl_op *op, const struct tl_meta_data *meta_data,
-                                       struct tl_error *ret_error)
-{
-    const struct tl_allocation_options options = {.device = op->receive.device,
-                                                  .meta_data = meta_data,
-                                                  .post = post_to_progress,
-                                                  .loop = &op->worker->progress,
-                                                  .done = allocation_ended,
-                                                  .context = op};
-    op->receive.allocation = tl_allocation_start(&options);
-    if (op->receive.allocation != NULL) return TL_OK;
-    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "tensor '%s': no memory for its allocation", op->key);
-}
-
-static void drop_allocation(struct op_receive *receive)
-{
-    tl_allocation_put(receive->allocation);
-    receive->allocation = NULL;
-    tl_tensor_put(receive->allocated);
-    receive->allocated = NULL;
-}
-
-/* Finds the new tensor on a device, or leaves it for later. One that was allocated for a connection that broke is used
- * if it fits. */
-static enum tl_status place_on_device(struct tl_op *op, const struct tl_meta_data *meta_data,
-                                      struct tl_tensor **ret_destination, struct tl_error *ret_error)
-{
-    struct op_receive *receive = &op->receive;
-    const struct tl_meta_data *former = receive->allocated != NULL    ? tl_tensor_meta_data(receive->allocated)
-                                        : receive->allocation != NULL ? tl_allocation_meta_data(receive->allocation)
-                                                                      : NULL;
-    if (former != NULL && !tl_meta_data_is_equal(former, meta_data)) drop_allocation(receive);
-    *ret_destination = receive->allocated;
-    receive->allocated = NULL;
-    if (*ret_destination != NULL) return TL_OK;
-    enum tl_status status = receive->allocation != NULL ? TL_OK : start_allocation(op, meta_data, ret_error);
-    receive->is_place_awaited = status == TL_OK;
-    return status;
-}
-
-/* Where the destination lies for a value of this meta-data: dead tensors and strings are never on devices. */
-static struct tl_device device_for(const struct tl_op *op, const struct tl_meta_data *meta_data)
-{
-    const struct op_receive *receive = &op->receive;
-    if (receive->destination != NULL) return tl_tensor_device(receive->destination);
-    if (meta_data->is_dead || meta_data->dtype == TL_STRING) return (struct tl_device){.kind = TL_DEVICE_HOST};
-    return receive->device;
-}
-
-static enum tl_status fetch_place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
-                                  struct tl_tensor **ret_destination, struct tl_error *ret_error)
-{
-    struct tl_op *op = TL_CONTAINER_OF(fetch, struct tl_op, receive.request.fetch);
-    struct tl_device device = device_for(op, meta_data);
-    char where[TL_DEVICE_TEXT_BYTES];
-    enum tl_status status;
-    if (device.kind != TL_DEVICE_HOST && fetch->placed == NULL) {
-        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s cannot be received from %s into memory of %s", op->key,
-                            tl_peer_name(op->receive.peer), tl_device_format(device, where));
-    }
-    if (op->receive.destination == NULL && device.kind != TL_DEVICE_HOST)
-        return place_on_device(op, meta_data, ret_destination, ret_error);
-    if (op->receive.destination == NULL) {
-        const struct tl_allocator *allocator = fetch->allocator;
-        status = allocator != NULL ? allocator->create(allocator->context, meta_data, ret_destination, ret_error)
-                                   : tl_tensor_create_for(meta_data, ret_destination, ret_error);
-        if (status != TL_OK) tl_error_prefix(ret_error, "tensor '%s': ", op->key);
-        return status;
-    }
-    status = check_destination(op, meta_data, ret_error);
-    if (status == TL_OK) *ret_destination = tl_tensor_get(op->receive.destination);
-    return status;
+    static const struct tl_meta_data any = {.dtype = TL_U8};
+    return op_device_for(op, &any).kind != TL_DEVICE_HOST;
 }
 
 /* Returns why the tensor has travelled on this path and not on a faster one. */
@@ -140,10 +36,11 @@ static const char *reason_of(const struct tl_op *op, enum tl_path path)
     case TL_PATH_SERIALIZED:
         return is_on_link ? op->receive.request.path_reason : "strings travel serialized";
     case TL_PATH_ZERO_COPY:
-        return op->receive.may_map || op->worker->settings.protocol == TL_PROTOCOL_GRPC_GDR
+        return op->receive.request.fetch.may_map || op_worker(op)->settings.protocol == TL_PROTOCOL_GRPC_GDR
                    ? op->receive.request.fetch.path_reason
                    : "";
     case TL_PATH_BOUNCE:
+    case TL_PATH_GPU_PROXY:
         return op->receive.request.fetch.path_reason;
     default:
         return "";
@@ -154,15 +51,15 @@ static const char *reason_of(const struct tl_op *op, enum tl_path path)
 static enum tl_status self_copy(struct tl_op *op, struct tl_tensor **tensor, struct tl_error *ret_error)
 {
     struct tl_tensor *source = *tensor;
-    enum tl_status status = check_destination(op, tl_tensor_meta_data(source), ret_error);
+    enum tl_status status = op_check_destination(op, tl_tensor_meta_data(source), ret_error);
     size_t size_bytes = (size_t)tl_tensor_size_bytes(source);
     if (status == TL_OK) status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
     if (status != TL_OK) return status;
-    if (size_bytes > 0) memcpy(tl_tensor_data(op->receive.destination), tl_tensor_data(source), size_bytes);
+    if (size_bytes > 0) memcpy(tl_tensor_data(op->tensor), tl_tensor_data(source), size_bytes);
     /* Checked again, because a file that is cut meanwhile is read as zeros. */
     status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
     if (status != TL_OK) return status;
-    *tensor = tl_tensor_get(op->receive.destination);
+    *tensor = tl_tensor_get(op->tensor);
     tl_tensor_put(source);
     return TL_OK;
 }
@@ -192,38 +89,48 @@ static enum tl_status self_alias(struct tl_tensor **tensor, struct tl_error *ret
 
 static void succeed(struct tl_op *op, const struct tl_error *unused)
 {
-    op_result_drop_error(&op->result);
+    op_drop_error(op);
     tl_op_complete(op, unused);
 }
 
 /* Completes with the first error. The peer may offer the value that it may keep for this receive to others again. */
 static void fail(struct tl_op *op, const struct tl_error *error)
 {
-    op_result_set_error(&op->result, error);
+    op_set_error(op, error);
     tl_peer_give_up(&op->receive.request);
     tl_op_complete(op, error);
+}
+
+static void fail_retry(struct tl_op *op, const struct tl_error *error)
+{
+    tl_timers_disarm(tl_loop_timers(op_worker(op)->loop), &op->receive.retry_timer);
+    fail(op, error);
 }
 
 /* A receive that ended while it waited for memory says so. */
 static void fail_cancelled(struct tl_op *op, const struct tl_error *error)
 {
-    if (error->code == TL_RESOURCE_EXHAUSTED) op_result_explain_error(&op->result, error);
+    if (error->code == TL_RESOURCE_EXHAUSTED) op_explain_error(op, error);
     fail(op, error);
 }
 
 static void set_error(struct tl_op *op, const struct tl_error *error)
 {
-    op_result_set_error(&op->result, error);
+    op_set_error(op, error);
 }
+
+static void retry(struct tl_timer *timer);
 
 static void retry_later(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
     struct op_receive *receive = &op->receive;
-    op->worker->operations.requests_retried++;
-    int64_t due_ns = tl_clock_now_ns() +
-                     tl_back_off_ns(TL_RECEIVE_FIRST_BACK_OFF_NS, TL_RECEIVE_MAX_BACK_OFF_NS, receive->retry_count++);
-    if (tl_timers_arm(tl_loop_timers(op->worker->loop), &receive->retry_timer, due_ns) != TL_OK) {
+    op_worker(op)->operations.requests_retried++;
+    int64_t due_ns =
+        tl_clock_now_ns() + tl_back_off_ns(TL_RECEIVE_FIRST_BACK_OFF_NS, TL_RECEIVE_MAX_BACK_OFF_NS, op->retry_count);
+    if (op->retry_count < UINT8_MAX) op->retry_count++;
+    receive->retry_timer = (struct tl_timer){.fire = retry};
+    if (tl_timers_arm(tl_loop_timers(op_worker(op)->loop), &receive->retry_timer, due_ns) != TL_OK) {
         tl_op_handle(op, OP_EVENT_FAILED, &op_out_of_memory);
     }
 }
@@ -231,25 +138,28 @@ static void retry_later(struct tl_op *op, const struct tl_error *unused)
 static void ask_again(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
-    tl_peer_fetch(op->receive.peer, &op->receive.request);
+    tl_peer_fetch(op->receive.request.peer, &op->receive.request);
 }
 
 static void ask_on_link(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
-    tl_peer_fetch_on_link(op->receive.peer, &op->receive.request, op->receive.request.fetch.path_reason);
+    tl_peer_fetch_on_link(op->receive.request.peer, &op->receive.request, op->receive.request.fetch.path_reason);
 }
 
-/* Completes with a tensor, which the result takes over. */
+/* Completes with a tensor, which the completion takes over. */
 static void arrive(struct tl_op *op, struct tl_tensor *tensor, uint64_t step, enum tl_path path, bool is_verified)
 {
-    struct op_result *result = &op->result;
-    result->tensor = tensor;
-    result->bytes = tl_tensor_size_bytes(tensor);
-    result->step = step;
-    result->path = result->bytes == 0 ? TL_PATH_NONE : path;
-    result->path_reason = reason_of(op, result->path);
-    result->is_verified = is_verified;
+    struct tl_fetch *fetch = &op->receive.request.fetch;
+    tl_fetch_fini(fetch);
+    tl_tensor_put(op->tensor);
+    op->tensor = tensor;
+    op->has_arrived = true;
+    fetch->offer_step = step;
+    if (tl_tensor_size_bytes(tensor) == 0) path = TL_PATH_NONE;
+    fetch->path = path;
+    fetch->path_reason = reason_of(op, fetch->path);
+    fetch->is_verified = is_verified;
     tl_op_handle(op, OP_EVENT_ARRIVED, NULL);
 }
 
@@ -264,9 +174,9 @@ static void ask_for_another(struct tl_op *op, const struct tl_error *unused)
 /* The value of this worker cannot be had after all; it is offered again. */
 static void lose_offer(struct tl_op *op, const struct tl_error *error)
 {
-    struct tl_request_id id = op->receive.receiver.id;
-    struct tl_rendezvous *table = op->worker->table;
-    tl_tensor_put(op->receive.offer.tensor);
+    struct tl_request_id id = op->receive.rare->receiver.id;
+    struct tl_rendezvous *table = op_worker(op)->table;
+    tl_tensor_put(op->receive.rare->offer.tensor);
     tl_rendezvous_release(table, &id);
     tl_op_handle(op, OP_EVENT_FAILED, error);
 }
@@ -274,27 +184,27 @@ static void lose_offer(struct tl_op *op, const struct tl_error *error)
 /* Completes with a tensor in place of the value of this worker. */
 static void arrive_from_self(struct tl_op *op, struct tl_tensor *tensor)
 {
-    struct tl_request_id id = op->receive.receiver.id;
-    struct tl_rendezvous *table = op->worker->table;
-    arrive(op, tensor, op->receive.offer.step, TL_PATH_SELF, op->receive.wants_checksum);
+    struct tl_request_id id = op->receive.rare->receiver.id;
+    struct tl_rendezvous *table = op_worker(op)->table;
+    arrive(op, tensor, op->receive.rare->offer.step, TL_PATH_SELF, op->receive.request.fetch.wants_checksum);
     tl_rendezvous_acknowledge(table, &id);
 }
 
 /* Completes with the value itself. */
 static void take_by_reference(struct tl_op *op)
 {
-    struct tl_tensor *tensor = op->receive.offer.tensor;
+    struct tl_tensor *tensor = op->receive.rare->offer.tensor;
     struct tl_error error;
     enum tl_status problem = TL_OK;
-    if (op->receive.offer.is_one_shot) {
-        struct tl_sender *sender = tl_rendezvous_reserved_sender(op->worker->table, &op->receive.receiver.id);
+    if (op->receive.rare->offer.is_one_shot) {
+        struct tl_sender *sender = tl_rendezvous_reserved_sender(op_worker(op)->table, &op->receive.rare->receiver.id);
         if (sender == NULL) {
             /* The value was taken back before the receive looked at it, so the receive asks for another. */
             tl_tensor_put(tensor);
             tl_op_handle(op, OP_EVENT_TAKEN, NULL);
             return;
         }
-        problem = self_borrow(op->worker, sender, &tensor, &error);
+        problem = self_borrow(op_worker(op), sender, &tensor, &error);
     } else if (tl_tensor_is_on_device(tensor)) {
         problem = self_alias(&tensor, &error);
     }
@@ -308,8 +218,8 @@ static void take_by_reference(struct tl_op *op)
 /* Whether the value of this worker is not taken on the spot: it, or where it is wanted, is a device. */
 static bool is_apart(const struct tl_op *op)
 {
-    const struct tl_tensor *tensor = op->receive.offer.tensor;
-    return tl_tensor_is_on_device(tensor) || device_for(op, tl_tensor_meta_data(tensor)).kind != TL_DEVICE_HOST;
+    const struct tl_tensor *tensor = op->receive.rare->offer.tensor;
+    return tl_tensor_is_on_device(tensor) || op_device_for(op, tl_tensor_meta_data(tensor)).kind != TL_DEVICE_HOST;
 }
 
 /* Takes a value of this worker itself: by reference, or as a copy in the caller's destination. */
@@ -317,10 +227,10 @@ static void take_offer(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
     struct tl_error error;
-    struct tl_tensor *tensor = op->receive.offer.tensor;
+    struct tl_tensor *tensor = op->receive.rare->offer.tensor;
     if (is_apart(op)) {
         tl_op_handle(op, OP_EVENT_APART, NULL);
-    } else if (op->receive.destination == NULL) {
+    } else if (op->tensor == NULL) {
         take_by_reference(op);
     } else if (self_copy(op, &tensor, &error) == TL_OK) {
         arrive_from_self(op, tensor);
@@ -332,11 +242,11 @@ static void take_offer(struct tl_op *op, const struct tl_error *unused)
 static void delivered(void *context, struct tl_tensor *tensor, const struct tl_error *status)
 {
     struct tl_op *op = context;
-    struct tl_tensor *value = op->receive.offer.tensor;
+    struct tl_tensor *value = op->receive.rare->offer.tensor;
     struct tl_error error = *status;
-    op->receive.delivery = NULL;
+    op->receive.rare->delivery = NULL;
     if (error.code != TL_OK) {
-        tl_error_prefix(&error, "tensor '%s': ", op->key);
+        tl_error_prefix(&error, "tensor '%s': ", op_key(op));
         lose_offer(op, &error);
         return;
     }
@@ -352,19 +262,19 @@ static void delivered(void *context, struct tl_tensor *tensor, const struct tl_e
 static void deliver(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
-    struct op_receive *receive = &op->receive;
-    const struct tl_meta_data *meta_data = tl_tensor_meta_data(receive->offer.tensor);
-    const struct tl_delivery_options options = {.value = receive->offer.tensor,
-                                                .destination = receive->destination,
-                                                .device = device_for(op, meta_data),
-                                                .post = post_to_progress,
-                                                .loop = &op->worker->progress,
+    struct op_receive_rare *rare = op->receive.rare;
+    const struct tl_meta_data *meta_data = tl_tensor_meta_data(rare->offer.tensor);
+    const struct tl_delivery_options options = {.value = rare->offer.tensor,
+                                                .destination = op->tensor,
+                                                .device = op_device_for(op, meta_data),
+                                                .post = op_post_to_progress,
+                                                .loop = &op_worker(op)->progress,
                                                 .done = delivered,
                                                 .context = op};
     struct tl_error error;
-    if (receive->destination != NULL && check_destination(op, meta_data, &error) != TL_OK) {
+    if (op->tensor != NULL && op_check_destination(op, meta_data, &error) != TL_OK) {
         lose_offer(op, &error);
-    } else if (!tl_delivery_start(&options, &receive->delivery)) {
+    } else if (!tl_delivery_start(&options, &rare->delivery)) {
         lose_offer(op, &op_out_of_memory);
     }
 }
@@ -373,7 +283,7 @@ static void deliver(struct tl_op *op, const struct tl_error *unused)
 static void stream_reached(void *context, struct tl_piece *piece, const struct tl_error *status)
 {
     struct tl_op *op = context;
-    op->receive.stream_wait = NULL;
+    op->receive.rare->stream_wait = NULL;
     tl_op_handle(op, status->code == TL_OK ? OP_EVENT_REACHED : OP_EVENT_FAILED, status);
     tl_piece_put(piece);
 }
@@ -381,75 +291,57 @@ static void stream_reached(void *context, struct tl_piece *piece, const struct t
 static void wait_for_stream(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
-    struct op_receive *receive = &op->receive;
-    const struct tl_piece_options options = {.tensor = receive->destination,
-                                             .after = receive->fence,
-                                             .post = post_to_progress,
-                                             .loop = &op->worker->progress,
+    struct op_receive_rare *rare = op->receive.rare;
+    const struct tl_piece_options options = {.tensor = op->tensor,
+                                             .after = rare->fence,
+                                             .post = op_post_to_progress,
+                                             .loop = &op_worker(op)->progress,
                                              .notify = stream_reached,
                                              .context = op};
-    receive->stream_wait = tl_piece_read(&options);
-    tl_device_fence_put(receive->fence);
-    receive->fence = NULL;
-    if (receive->stream_wait == NULL) tl_op_handle(op, OP_EVENT_FAILED, &op_out_of_memory);
+    rare->stream_wait = tl_piece_read(&options);
+    tl_device_fence_put(rare->fence);
+    rare->fence = NULL;
+    if (rare->stream_wait == NULL) tl_op_handle(op, OP_EVENT_FAILED, &op_out_of_memory);
 }
 
 /* The answer was on its way when the receive ended: its value is offered again. */
 static void give_back_offer(struct tl_op *op, const struct tl_error *unused)
 {
-    struct tl_request_id id = op->receive.receiver.id;
-    struct tl_rendezvous *table = op->worker->table;
-    bool is_reserved = op->receive.offer.is_one_shot;
-    tl_tensor_put(op->receive.offer.tensor);
+    struct tl_request_id id = op->receive.rare->receiver.id;
+    struct tl_rendezvous *table = op_worker(op)->table;
+    bool is_reserved = op->receive.rare->offer.is_one_shot;
+    tl_tensor_put(op->receive.rare->offer.tensor);
     tl_op_complete(op, unused);
     if (is_reserved) tl_rendezvous_release(table, &id);
-}
-
-/* Why the receive must use the link, which alone reaches devices; NULL: it need not. */
-static const char *link_reason(const struct tl_op *op)
-{
-    const struct op_receive *receive = &op->receive;
-    struct tl_device device = receive->destination != NULL ? tl_tensor_device(receive->destination) : receive->device;
-    char where[TL_DEVICE_TEXT_BYTES];
-    char reason[TL_DEVICE_TEXT_BYTES + 32];
-    if (device.kind == TL_DEVICE_HOST) return NULL;
-    snprintf(reason, sizeof(reason), "the destination is on %s", tl_device_format(device, where));
-    return tl_reason(reason);
 }
 
 static void start(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
-    struct tl_worker *worker = op->worker;
-    struct op_receive *receive = &op->receive;
-    struct tl_request_id id = {.incarnation = worker->self.incarnation};
+    struct tl_worker *worker = op_worker(op);
+    struct tl_peer_request *request = &op->receive.request;
+    struct op_receive_rare *rare = op->receive.rare;
     struct tl_error error;
-    if (receive->fence != NULL) {
+    if (rare != NULL && rare->fence != NULL) {
         tl_op_handle(op, OP_EVENT_FENCED, NULL);
         return;
     }
-    id.number = ++worker->operations.next_request;
-    if (tl_peer_is_self(receive->peer)) {
-        receive->receiver = (struct tl_receiver){.id = id, .key = op->key, .step = op->step};
+    request->fetch.id =
+        (struct tl_request_id){.incarnation = worker->self.incarnation, .number = ++worker->operations.next_request};
+    if (tl_peer_is_self(request->peer)) {
+        rare->receiver = (struct tl_receiver){.id = request->fetch.id, .key = op_key(op), .step = op_step(op)};
         self_receive(op);
-    } else if (tl_rendezvous_check_step(worker->table, op->step, &error) != TL_OK) {
+    } else if (tl_rendezvous_check_step(worker->table, op_step(op), &error) != TL_OK) {
         tl_op_handle(op, OP_EVENT_FAILED, &error);
     } else {
-        struct tl_fetch *fetch = &receive->request.fetch;
-        fetch->id = id;
-        fetch->key = op->key;
-        fetch->step = op->step;
-        fetch->wants_checksum = receive->wants_checksum;
-        fetch->may_map = receive->may_map;
-        receive->request.link_reason = link_reason(op);
-        tl_peer_fetch(receive->peer, &receive->request);
+        tl_peer_fetch(request->peer, request);
     }
 }
 
 /* --------------------------------------------------------------------------------------------------- the table -- */
 
 /* clang-format off */
-static const struct op_transition receive_transitions[OP_STATES][OP_EVENTS] = {
+const struct op_transition op_receive_transitions[OP_STATES][OP_EVENTS] = {
     [OP_NEW] = {
         [OP_EVENT_START] = {OP_RUNNING, start},
         [OP_EVENT_REFUSED] = {OP_COMPLETE, fail},
@@ -477,7 +369,7 @@ static const struct op_transition receive_transitions[OP_STATES][OP_EVENTS] = {
         [OP_EVENT_CANCEL] = {OP_CANCELLING, set_error},
     },
     [OP_RETRYING] = {
-        [OP_EVENT_FAILED] = {OP_COMPLETE, fail},
+        [OP_EVENT_FAILED] = {OP_COMPLETE, fail_retry},
         [OP_EVENT_RETRY] = {OP_RUNNING, ask_again},
     },
     [OP_CANCELLING] = {
@@ -496,22 +388,30 @@ static const struct op_transition receive_transitions[OP_STATES][OP_EVENTS] = {
 static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
 {
     struct tl_op *op = TL_CONTAINER_OF(fetch, struct tl_op, receive.request.fetch);
-    bool may_go_on = result->code == TL_UNAVAILABLE && !fetch->is_final && !op->worker->closing.is_closing;
+    bool may_ask_again = !fetch->is_final && !op_worker(op)->closing.is_closing;
+    bool may_go_on = may_ask_again && result->code == TL_UNAVAILABLE;
+    bool may_take_link = may_ask_again && fetch->is_rerouted && !op_worker(op)->data_plane.is_transport_required;
     tl_peer_fetch_done(&op->receive.request);
-    op->receive.is_place_awaited = false;
+    if (op->receive.rare != NULL) op->receive.rare->is_place_awaited = false;
     fetch->placed = NULL;
     if (result->code == TL_OK) {
         struct tl_tensor *tensor = fetch->destination;
         fetch->destination = NULL;
         arrive(op, tensor, fetch->offer_step, fetch->path, fetch->is_verified);
-    } else if (may_go_on && fetch->is_rerouted) {
+    } else if (may_take_link) {
         tl_op_handle(op, OP_EVENT_REROUTED, result);
     } else {
         tl_op_handle(op, may_go_on ? OP_EVENT_BROKEN : OP_EVENT_FAILED, result);
     }
 }
 
-static const struct tl_fetch_ops fetch_ops = {.place = fetch_place, .done = fetch_done};
+static const struct tl_meta_data *fetch_wanted(const struct tl_fetch *fetch)
+{
+    const struct tl_op *op = TL_CONTAINER_OF(fetch, const struct tl_op, receive.request.fetch);
+    return op->tensor != NULL ? tl_tensor_meta_data(op->tensor) : NULL;
+}
+
+static const struct tl_fetch_ops fetch_ops = {.place = op_fetch_place, .wanted = fetch_wanted, .done = fetch_done};
 
 static void retry(struct tl_timer *timer)
 {
@@ -529,9 +429,9 @@ static void self_answered(struct tl_op *op, const struct tl_error *status)
 
 static void answer_came(struct tl_closure *closure)
 {
-    struct tl_op *op = TL_CONTAINER_OF(closure, struct tl_op, receive.answer_closure);
-    const struct tl_error *status = op->receive.answer_status;
-    op->receive.answer_status = NULL;
+    struct tl_op *op = TL_CONTAINER_OF(closure, struct op_receive_rare, answer_closure)->op;
+    const struct tl_error *status = op->receive.rare->answer_status;
+    op->receive.rare->answer_status = NULL;
     self_answered(op, tl_error_kept(status));
     tl_error_drop(status);
 }
@@ -539,32 +439,32 @@ static void answer_came(struct tl_closure *closure)
 /* Thread: the loop's owner, or the reactor's. */
 static void self_deliver(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer)
 {
-    struct tl_op *op = TL_CONTAINER_OF(receiver, struct tl_op, receive.receiver);
-    const struct tl_executor *executor = &op->worker->executor;
-    if (offer != NULL) op->receive.offer = *offer;
+    struct tl_op *op = TL_CONTAINER_OF(receiver, struct op_receive_rare, receiver)->op;
+    const struct tl_executor *executor = &op_worker(op)->executor;
+    if (offer != NULL) op->receive.rare->offer = *offer;
     if (tl_executor_is_here(executor)) {
         self_answered(op, status);
         return;
     }
-    op->receive.answer_status = tl_error_keep(status);
-    executor->post(executor, &op->receive.answer_closure);
+    op->receive.rare->answer_status = tl_error_keep(status);
+    executor->post(executor, &op->receive.rare->answer_closure);
 }
 
 static void self_receive(struct tl_op *op)
 {
-    op->receive.receiver.deliver = self_deliver;
-    tl_rendezvous_receive(op->worker->table, &op->receive.receiver);
+    op->receive.rare->receiver.deliver = self_deliver;
+    tl_rendezvous_receive(op_worker(op)->table, &op->receive.rare->receiver);
 }
 
 bool tl_op_receive_finds_stream(const struct tl_op *op, struct tl_device *ret_device)
 {
-    const struct op_receive *receive = &op->receive;
+    const struct op_receive_rare *rare = op->receive.rare;
     if (op->state == OP_FENCED) {
-        *ret_device = tl_tensor_device(receive->destination);
+        *ret_device = tl_tensor_device(op->tensor);
         return true;
     }
-    if (op->state != OP_DELIVERING || !tl_delivery_is_fenced(receive->delivery)) return false;
-    *ret_device = tl_tensor_device(receive->offer.tensor);
+    if (op->state != OP_DELIVERING || !tl_delivery_is_fenced(rare->delivery)) return false;
+    *ret_device = tl_tensor_device(rare->offer.tensor);
     return true;
 }
 
@@ -572,17 +472,17 @@ bool tl_op_receive_end(struct tl_op *op, const struct tl_error *error)
 {
     bool is_over = op->state == OP_RETRYING;
     if (op->state == OP_FENCED) {
-        tl_piece_put(op->receive.stream_wait);
-        op->receive.stream_wait = NULL;
+        tl_piece_put(op->receive.rare->stream_wait);
+        op->receive.rare->stream_wait = NULL;
         is_over = true;
     } else if (op->state == OP_DELIVERING) {
-        if (tl_delivery_stop(op->receive.delivery)) {
-            op->receive.delivery = NULL;
+        if (tl_delivery_stop(op->receive.rare->delivery)) {
+            op->receive.rare->delivery = NULL;
             lose_offer(op, error);
             return true;
         }
-    } else if (op->state == OP_RUNNING && tl_peer_is_self(op->receive.peer)) {
-        is_over = tl_rendezvous_cancel(op->worker->table, &op->receive.receiver);
+    } else if (op->state == OP_RUNNING && tl_peer_is_self(op->receive.request.peer)) {
+        is_over = tl_rendezvous_cancel(op_worker(op)->table, &op->receive.rare->receiver);
     } else if (op->state == OP_RUNNING) {
         is_over = tl_peer_cancel(&op->receive.request);
     } else if (!is_over) {
@@ -593,13 +493,6 @@ bool tl_op_receive_end(struct tl_op *op, const struct tl_error *error)
 }
 
 /* -------------------------------------------------------------------------------------------------------- life -- */
-
-static enum tl_status read_options(const struct tl_recv_options *caller_options, struct tl_recv_options *ret_options,
-                                   struct tl_error *ret_error)
-{
-    return tl_struct_read(ret_options, sizeof(*ret_options), TL_RECV_OPTIONS_FIRST_BYTES, caller_options,
-                          "tl_recv_options", ret_error);
-}
 
 /* Checks that `device` can be used, and opens it. */
 static enum tl_status check_device(const char *key, const struct tl_recv_options *options, struct tl_error *ret_error)
@@ -616,57 +509,72 @@ static enum tl_status check_device(const char *key, const struct tl_recv_options
                         key, tl_device_format(device, given), tl_device_format(options->device, wanted));
 }
 
-enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
-                                    const struct tl_recv_options *caller_options, int64_t timeout_ns,
-                                    struct tl_op **ret_op, struct tl_error *ret_error)
+static enum tl_status check_options(const char *key, const struct tl_recv_options *options, struct tl_error *ret_error)
 {
-    struct tl_recv_options options = {.size_bytes = sizeof(options)};
-    struct tl_peer *from = tl_peer_by_id(worker, peer);
-    if (from == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "no such peer to receive %.64s from", key);
-    enum tl_status status = caller_options == NULL ? TL_OK : read_options(caller_options, &options, ret_error);
-    if (status != TL_OK) return status;
-    struct tl_tensor *destination = options.destination;
+    const struct tl_tensor *destination = options->destination;
     if (destination != NULL && !tl_tensor_is_writable(destination)) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the destination for %.64s is read-only", key);
     }
-    if (destination != NULL && options.may_map) {
+    if (destination != NULL && options->may_map) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%.64s cannot be mapped into a destination", key);
     }
-    struct tl_device_fence *fence = NULL;
-    status = check_device(key, &options, ret_error);
-    if (status == TL_OK && destination != NULL) status = tl_tensor_record_fence(destination, &fence, ret_error);
-    if (status != TL_OK) return status;
-    struct tl_op *op;
-    status = tl_op_create(worker, TL_OP_RECV, receive_transitions, key, step, timeout_ns, &op, ret_error);
-    if (status != TL_OK) {
-        tl_device_fence_put(fence);
-        return status;
+    return check_device(key, options, ret_error);
+}
+
+/* Adds what a receive from this worker itself, or for a device, needs. */
+static enum tl_status add_rare(struct tl_op *op, const struct tl_recv_options *options, struct tl_error *ret_error)
+{
+    const struct tl_tensor *destination = options->destination;
+    bool is_on_device =
+        options->device.kind != TL_DEVICE_HOST || (destination != NULL && tl_tensor_is_on_device(destination));
+    if (!is_on_device && !tl_peer_is_self(op->receive.request.peer)) return TL_OK;
+    struct op_receive_rare *rare = calloc(1, sizeof(*rare));
+    if (rare == NULL)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a receive of %s", op_key(op));
+    rare->op = op;
+    rare->device = options->device;
+    rare->answer_closure.run = answer_came;
+    enum tl_status status = destination != NULL ? tl_tensor_record_fence(destination, &rare->fence, ret_error) : TL_OK;
+    if (status == TL_OK) {
+        op->receive.rare = rare;
+    } else {
+        free(rare);
     }
-    struct op_receive *receive = &op->receive;
-    receive->fence = fence;
-    receive->peer = from;
-    receive->destination = destination != NULL ? tl_tensor_get(destination) : NULL;
-    receive->wants_checksum = worker->settings.checksum || options.wants_checksum;
-    receive->may_map = options.may_map;
-    receive->device = options.device;
-    receive->retry_timer.fire = retry;
-    receive->answer_closure.run = answer_came;
-    tl_fetch_init(&receive->request.fetch, &fetch_ops);
-    tl_list_init(&receive->request.place);
-    *ret_op = op;
+    return status;
+}
+
+enum tl_status tl_op_receive_init(struct tl_op *op, struct tl_peer *peer, const char *key, uint64_t step,
+                                  const struct tl_recv_options *options, struct tl_error *ret_error)
+{
+    struct tl_peer_request *request = &op->receive.request;
+    enum tl_status status = check_options(key, options, ret_error);
+    if (status != TL_OK) return status;
+    tl_peer_request_init(request, &fetch_ops);
+    request->peer = peer;
+    request->fetch.key = key;
+    request->fetch.step = step;
+    op->kind = TL_OP_RECV;
+    op->state = OP_NEW;
+    status = add_rare(op, options, ret_error);
+    if (status != TL_OK) return status;
+    op->tensor = options->destination != NULL ? tl_tensor_get(options->destination) : NULL;
+    request->fetch.wants_checksum = op_worker(op)->settings.checksum || options->wants_checksum;
+    request->fetch.may_map = options->may_map;
+    request->fetch.is_for_device = is_for_device(op);
     return TL_OK;
 }
 
 void tl_op_receive_fini(struct tl_op *op)
 {
-    drop_allocation(&op->receive);
-    tl_device_fence_put(op->receive.fence);
-    tl_tensor_put(op->receive.destination);
+    struct op_receive_rare *rare = op->receive.rare;
+    if (rare != NULL) {
+        op_drop_allocation(rare);
+        tl_device_fence_put(rare->fence);
+        free(rare);
+        op->receive.rare = NULL;
+    }
+    if (op->has_arrived) return;
+    tl_tensor_put(op->tensor);
+    op->tensor = NULL;
     tl_fetch_fini(&op->receive.request.fetch);
-}
-
-void tl_op_receive_discard(struct tl_op *op)
-{
-    tl_op_receive_fini(op);
-    tl_op_free(op);
 }

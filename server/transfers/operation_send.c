@@ -18,7 +18,7 @@ static void maybe_free(struct tl_op *op)
 
 static void over(struct tl_op *op, const struct tl_error *status)
 {
-    op_result_set_error(&op->result, status);
+    op_set_error(op, status);
     maybe_free(op);
 }
 
@@ -39,7 +39,8 @@ static void put_into_table(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
     struct tl_error error;
-    if (tl_rendezvous_send(op->worker->table, op->key, op->step, op->send.alias, &op->send.sender, &error) != TL_OK) {
+    if (tl_rendezvous_send(op_worker(op)->table, op->send.key, op->send.step, op->send.alias, &op->send.sender,
+                           &error) != TL_OK) {
         tl_op_handle(op, OP_EVENT_OVER, &error);
     }
     put_alias(op);
@@ -72,7 +73,7 @@ static void returned_last(struct tl_op *op, const struct tl_error *unused)
 /* --------------------------------------------------------------------------------------------------- the table -- */
 
 /* clang-format off */
-static const struct op_transition send_transitions[OP_STATES][OP_EVENTS] = {
+const struct op_transition op_send_transitions[OP_STATES][OP_EVENTS] = {
     [OP_NEW] = {
         [OP_EVENT_START] = {OP_RUNNING, put_into_table},
         [OP_EVENT_REFUSED] = {OP_LINGERING, refuse},
@@ -102,7 +103,8 @@ static void alias_released(void *data, void *context)
 {
     (void)data;
     struct tl_op *op = context;
-    struct tl_worker *worker = op->worker;
+    struct tl_worker *worker = op_worker(op);
+    if (op->state == OP_COMPLETE) return; /* it was discarded */
     tl_worker_enter(worker);
     tl_progress_post(&worker->progress, &op->send.released_closure);
     tl_worker_leave(worker);
@@ -113,13 +115,23 @@ void tl_op_borrow_returned(void *context)
     tl_op_handle(context, OP_EVENT_RETURNED, NULL);
 }
 
+static void forget_borrow(struct tl_op *op)
+{
+    if (op->send.borrow != NULL && tl_borrow_forget(op->send.borrow)) tl_op_borrow_returned(op);
+}
+
 void tl_ops_forget_borrows(struct tl_worker *worker)
 {
-    struct tl_op *op;
-    struct tl_op *next;
-    HASH_ITER(hh, worker->operations.ops, op, next)
+    struct op_call *call;
+    struct op_call *next;
+    HASH_ITER(hh, worker->operations.calls, call, next)
     {
-        if (op->send.borrow != NULL && tl_borrow_forget(op->send.borrow)) tl_op_borrow_returned(op);
+        struct op_group *group = call->group;
+        size_t count = call->ops[0].kind == TL_OP_SEND ? call->count : 0;
+        if (group != NULL) op_group_hold(group);
+        for (size_t i = 0; i < count; i++) /* a call without a group may be gone after its only operation */
+            if (call->ops[i].state != OP_COMPLETE) forget_borrow(&call->ops[i]);
+        if (group != NULL) op_group_let_go(group);
     }
 }
 
@@ -136,7 +148,7 @@ static void over_came(struct tl_closure *closure)
 static void sender_over(struct tl_sender *sender, const struct tl_error *status)
 {
     struct tl_op *op = TL_CONTAINER_OF(sender, struct tl_op, send.sender);
-    const struct tl_executor *executor = &op->worker->executor;
+    const struct tl_executor *executor = &op_worker(op)->executor;
     if (tl_executor_is_here(executor)) {
         tl_op_handle(op, OP_EVENT_OVER, status);
         return;
@@ -147,36 +159,37 @@ static void sender_over(struct tl_sender *sender, const struct tl_error *status)
 
 bool tl_op_send_end(struct tl_op *op, const struct tl_error *error)
 {
-    if (op->state == OP_LINGERING || !tl_rendezvous_unsend(op->worker->table, &op->send.sender)) return false;
+    if (op->state != OP_RUNNING || !tl_rendezvous_unsend(op_worker(op)->table, &op->send.sender)) return false;
     tl_op_handle(op, OP_EVENT_OVER, error);
     return true;
 }
 
-enum tl_status tl_op_send_create(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
-                                 int64_t timeout_ns, struct tl_op **ret_op, struct tl_error *ret_error)
+enum tl_status tl_op_send_init(struct tl_op *op, const char *key, uint64_t step, struct tl_tensor *tensor,
+                               struct tl_error *ret_error)
 {
-    struct tl_op *op;
     struct tl_device_fence *fence = NULL;
     enum tl_status status = tl_tensor_record_fence(tensor, &fence, ret_error);
     if (status != TL_OK) return status;
-    status = tl_op_create(worker, TL_OP_SEND, send_transitions, key, step, timeout_ns, &op, ret_error);
-    if (status != TL_OK) {
-        tl_device_fence_put(fence);
-        return status;
-    }
-    op->send.sender.over = sender_over;
-    op->send.released_closure.run = release_came;
-    op->send.over_closure.run = over_came;
-    op->send.base = tensor;
-    op->result.bytes = tl_tensor_size_bytes(tensor);
-    op->result.step = step;
     status = tl_tensor_create_alias(tensor, alias_released, op, &op->send.alias, ret_error);
     if (status != TL_OK) {
         tl_device_fence_put(fence);
-        tl_op_free(op);
         return status;
     }
     if (fence != NULL) tl_tensor_set_fence(op->send.alias, fence);
-    *ret_op = op;
+    op->kind = TL_OP_SEND;
+    op->state = OP_NEW;
+    op->send.key = key;
+    op->send.step = step;
+    op->send.bytes = tl_tensor_size_bytes(tensor);
+    op->send.base = tensor;
+    op->send.sender.over = sender_over;
+    op->send.released_closure.run = release_came;
+    op->send.over_closure.run = over_came;
     return TL_OK;
+}
+
+void tl_op_send_discard(struct tl_op *op)
+{
+    op->state = OP_COMPLETE;
+    put_alias(op);
 }

@@ -103,7 +103,7 @@ static void answer_came(struct tl_closure *closure)
         if (served->offer.is_one_shot) settle(served->serving, &served->receiver.id, served->end);
     }
     tl_error_drop(failure);
-    free(served);
+    tl_spares_put(&served->serving->spares, served);
 }
 
 static void deliver(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer)
@@ -138,7 +138,7 @@ static void stop_waiting(struct served *served)
 /* Answers a request of a probe. Returns false when it is another one. */
 static bool answer_probe(struct tl_worker *worker, struct tl_serve *serve)
 {
-    const struct tl_error ok = {.code = TL_OK};
+    static const struct tl_error ok = {.code = TL_OK};
     struct tl_offer offer;
     if (!tl_probe_values_find(&worker->sources.probe_values, serve->key, serve->step, &offer)) return false;
     serve->is_final = true;
@@ -158,7 +158,7 @@ static void request(void *context, struct tl_serve *serve)
         return;
     }
     if (answer_probe(worker, serve)) return;
-    struct served *served = calloc(1, sizeof(*served));
+    struct served *served = tl_spares_get(&serving->spares, sizeof(*served));
     if (served == NULL) {
         struct tl_error error;
         tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%s has no memory for the request", worker->self.name);
@@ -173,6 +173,7 @@ static void request(void *context, struct tl_serve *serve)
     served->receiver = (struct tl_receiver){.id = serve->id,
                                             .key = serve->key,
                                             .step = serve->step,
+                                            .subscription = serve->subscription,
                                             .client = &serve->peer->client,
                                             .order = was_answered ? serve->order : 0,
                                             .deliver = deliver};
@@ -183,6 +184,13 @@ static void request(void *context, struct tl_serve *serve)
     if (serving->is_closing) stop_waiting(served);
 }
 
+/* An asker takes a waiting request back only when it needs the subscription no more. */
+static void unsubscribe(const struct tl_serving *serving, const struct tl_serve *serve)
+{
+    const struct tl_request_id id = {.incarnation = serve->id.incarnation, .number = serve->subscription};
+    if (serve->subscription != 0) tl_rendezvous_unsubscribe(serving->worker->table, &id);
+}
+
 static void closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
 {
     struct tl_serving *serving = context;
@@ -190,6 +198,7 @@ static void closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
     if (served == NULL) return;
     tl_list_remove(&served->link);
     if (!served->is_answered) {
+        if (end == TL_SERVE_CANCELLED) unsubscribe(serving, serve);
         if (!tl_rendezvous_cancel(serving->worker->table, &served->receiver)) {
             served->serve = NULL;
             served->end = end;
@@ -198,7 +207,7 @@ static void closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
     } else if (served->is_reserved) {
         settle(serving, &serve->id, end);
     }
-    free(served);
+    tl_spares_put(&serving->spares, served);
 }
 
 static void received(void *context, const struct tl_request_id *id)
@@ -229,4 +238,9 @@ void tl_serving_close(struct tl_serving *serving)
     {
         stop_waiting(TL_CONTAINER_OF(place, struct served, link));
     }
+}
+
+void tl_serving_fini(struct tl_serving *serving)
+{
+    tl_spares_fini(&serving->spares);
 }

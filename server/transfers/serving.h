@@ -14,6 +14,7 @@
 #ifndef SERVER_TRANSFERS_SERVING_H
 #define SERVER_TRANSFERS_SERVING_H
 
+#include "base/spares.h"
 #include "server/progress/executor.h"
 #include "tensor/transfer.h"
 
@@ -22,9 +23,10 @@ struct tl_worker;
 struct tl_serving {
     struct tl_worker *worker;
     const struct tl_executor *executor;
-    struct tl_list serves; /* of struct served (serving.c) */
-    bool wants_copies;     /* a copy in registered memory is served in place of the tensor, where there is one
-                           (server/transports/transport.h) */
+    struct tl_list serves;   /* struct served (serving.c) */
+    struct tl_spares spares; /* struct served, to be used again */
+    bool wants_copies;       /* a copy in registered memory is served in place of the tensor, where there is one
+                             (server/transports/transport.h) */
     bool is_closing;
 };
 
@@ -35,5 +37,8 @@ extern const struct tl_source_ops tl_serving_ops;
 
 /* Fails the requests that still wait for a tensor, and all that come later. */
 void tl_serving_close(struct tl_serving *serving);
+
+/* Nothing is served any more. A zeroed serving is accepted. */
+void tl_serving_fini(struct tl_serving *serving);
 
 #endif

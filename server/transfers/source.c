@@ -101,6 +101,7 @@ enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_err
 void tl_source_fini(struct tl_worker *worker)
 {
     tl_walks_fini(worker);
+    tl_serving_fini(&worker->serving);
     tl_shares_destroy(worker->sources.pushed);
     tl_shares_destroy(worker->sources.listings);
     tl_probe_values_fini(&worker->sources.probe_values);

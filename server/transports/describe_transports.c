@@ -102,5 +102,6 @@ enum tl_status tl_transports_describe(const struct tl_worker *worker, struct tl_
                                       struct tl_error *ret_error)
 {
     enum tl_status status = describe_transports(worker, description, ret_error);
-    return status == TL_OK ? describe_card(worker, description, ret_error) : status;
+    if (status == TL_OK) status = describe_card(worker, description, ret_error);
+    return status == TL_OK ? tl_transports_describe_gpus(worker, description, ret_error) : status;
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -38,12 +39,19 @@ static void *run(void *context)
 /* ----------------------------------------------------------------------------------------------------- opening -- */
 
 #define DEFAULT_MEMORY_BYTES (UINT64_C(1) << 30)
+/* How many requests of one peer may be open beyond those that wait for their values. */
+#define SERVED_REQUESTS 4096
 
 uint64_t tl_transport_half_of_memory(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
     if (pages <= 0 || page_bytes <= 0) return DEFAULT_MEMORY_BYTES;
     return (uint64_t)pages / 2 * (uint64_t)page_bytes;
+}
+
+uint32_t tl_transport_request_count(const struct tl_settings *settings)
+{
+    return (uint32_t)tl_min_u64(settings->waiting_receivers + SERVED_REQUESTS, UINT32_MAX);
 }
 
 struct opening {
@@ -179,6 +187,7 @@ void tl_transport_destroy(struct tl_transport *transport)
     /* The registration thread may still be in the call that has posted the last closure to the reactor. */
     tl_memory_destroy(transport->memory);
     tl_reactor_destroy(transport->reactor);
+    tl_serving_fini(&transport->serving);
     tl_executor_leave(former);
     if (transport->provider != NULL) transport->provider->ops->close(transport->provider);
     free(transport->candidates);

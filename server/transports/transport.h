@@ -37,9 +37,6 @@ struct tl_transport_options {
                            engine.connect_ns, whose end says more about the reason */
 };
 
-/* Under "rdma": "prefer": after this time the link may take requests that find no space (struct tl_engine_options). */
-#define TL_TRANSPORT_REROUTE_NS (20 * TL_NS_PER_MS)
-
 /* The source of a transport: how its provider is found and opened. */
 struct tl_transport_source {
     /* The name in messages and in paths, for example "verbs"; at most TL_CONNECTION_TRANSPORT_BYTES with NUL. */
@@ -77,6 +74,9 @@ struct tl_transport_source {
 
 /* Returns half of this machine's memory: what "auto" means for memory that may be registered. */
 uint64_t tl_transport_half_of_memory(void);
+/* Returns how many requests of one peer may be open on a data connection: more than limits.waiting admits, so that
+ * those whose values exist always find a place beside those that wait for theirs. */
+uint32_t tl_transport_request_count(const struct tl_settings *settings);
 
 /* The transport through shared memory, between workers of this host. */
 extern const struct tl_transport_source tl_transport_local;

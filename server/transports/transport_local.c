@@ -16,10 +16,6 @@
 
 /* How many operations may be posted to one peer at a time. */
 #define WORK_COUNT 256
-/* How many requests to one peer, and from it, may be open at a time. */
-#define REQUEST_COUNT 1024
-/* For how many keys of a peer the meta-data is remembered. */
-#define CACHE_COUNT 4096
 /* The most bytes of one write: a cancel may have to wait for one write. It is so large that the provider copies it past
  * the caches. */
 #define PIECE_BYTES (8 * 1024 * 1024)
@@ -52,10 +48,12 @@ static void read_local(const struct tl_settings *settings, struct tl_transport_o
         .memory = memory,
         .reactor = {.spin_ns = local->spin_ns},
         .engine = {.keys = TL_KEYS_REGION,
+                   .is_gpu_proxy_forced = settings->gpu.is_proxy_forced,
                    .slot_count = (uint32_t)local->slot_count,
+                   .inline_bytes = TL_INLINE_BYTES,
                    .work_count = WORK_COUNT,
-                   .request_count = REQUEST_COUNT,
-                   .cache_count = CACHE_COUNT,
+                   .request_count = tl_transport_request_count(settings),
+                   .key_count = TL_MAX_KEYS,
                    .piece_bytes = PIECE_BYTES,
                    .register_bytes = REGISTER_BYTES,
                    .copy_bytes = TL_LOCAL_COPY_BYTES,
@@ -64,8 +62,7 @@ static void read_local(const struct tl_settings *settings, struct tl_transport_o
                    .peer_timeout_ns = local->peer_timeout_ns,
                    .connect_ns = connect_ns,
                    .cancel_ns = CANCEL_NS,
-                   .parked_ns = settings->stalled_timeout_ns,
-                   .reroute_ns = settings->rdma == TL_RDMA_REQUIRE ? 0 : TL_TRANSPORT_REROUTE_NS},
+                   .parked_ns = settings->stalled_timeout_ns},
         .attempt_ns = connect_ns + TL_TRANSPORT_REASON_NS,
     };
 }

@@ -13,10 +13,6 @@
 #include "server/transports/verbs_settings.h"
 
 #define MAX_CACHED_COUNT 4096
-/* How many requests to one peer, and from it, may be open at a time. */
-#define REQUEST_COUNT 1024
-/* For how many keys of a peer the meta-data is remembered. */
-#define CACHE_COUNT 4096
 #define CANCEL_NS (1 * TL_NS_PER_SEC)
 /* After this time it is better to use the link than to wait for a data connection. */
 #define MAX_CONNECT_NS (3 * TL_NS_PER_SEC)
@@ -44,21 +40,22 @@ static void read_verbs(const struct tl_settings *settings, struct tl_transport_o
         .engine = {.keys = verbs->keys == TL_VERBS_KEYS_REGION ? TL_KEYS_REGION : TL_KEYS_WINDOW,
                    /* The card would refuse more than the queue holds. */
                    .slot_count = (uint32_t)tl_min_u64(verbs->slot_count, verbs->queue_depth),
+                   .inline_bytes = TL_INLINE_BYTES,
                    .work_count = (uint32_t)verbs->queue_depth,
-                   .request_count = REQUEST_COUNT,
-                   .cache_count = CACHE_COUNT,
+                   .request_count = tl_transport_request_count(settings),
+                   .key_count = TL_MAX_KEYS,
                    .piece_bytes = or_auto(verbs->piece_bytes, AUTOMATIC_PIECE_BYTES),
                    .register_bytes = verbs->register_bytes,
                    /* With keys of regions this is the memory that the peer can write to. */
                    .peer_memory = {.pool_bytes = verbs->pool_bytes,
                                    .max_pool_bytes = or_auto(verbs->max_pool_bytes, tl_transport_half_of_memory())},
                    .is_bounce_forced = verbs->is_bounce_forced,
+                   .is_gpu_proxy_forced = settings->gpu.is_proxy_forced,
                    .is_reading = settings->protocol == TL_PROTOCOL_GRPC_GDR,
                    .peer_timeout_ns = verbs->peer_timeout_ns,
                    .connect_ns = connect_ns,
                    .cancel_ns = CANCEL_NS,
-                   .parked_ns = settings->stalled_timeout_ns,
-                   .reroute_ns = settings->rdma == TL_RDMA_REQUIRE ? 0 : TL_TRANSPORT_REROUTE_NS},
+                   .parked_ns = settings->stalled_timeout_ns},
         .attempt_ns = connect_ns + TL_TRANSPORT_REASON_NS,
     };
 }

@@ -66,4 +66,9 @@ void tl_transports_drain(struct tl_worker *worker, int64_t deadline_ns, void (*d
 enum tl_status tl_transports_describe(const struct tl_worker *worker, struct tl_description *description,
                                       struct tl_error *ret_error) TL_MUST_USE;
 
+/* Describes the GPUs that this process has opened, as seen from the worker's card; nothing of CUDA is called. It is
+ * part of tl_transports_describe, behind the card. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_transports_describe_gpus(const struct tl_worker *worker, struct tl_description *description,
+                                           struct tl_error *ret_error) TL_MUST_USE;
+
 #endif

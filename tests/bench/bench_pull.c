@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * tl_bench pull PORT thread|caller PROTOCOL [NAMES]: receives from the worker at the port as its standard input says.
+ * PORT may be a whole address. PROTOCOL may end with /bounce, which is the setting verbs.bounce.
  *
  * Prints "ready tensorlane VERSION". Then every line of input is a command,
  *
@@ -21,8 +22,8 @@
  * new_model   the same after a model, into tensors that are created anew
  * copy_model  copies that model with memcpy into tensors that are created anew: what new memory takes by itself
  *
- * thread and caller say who moves the data: a thread of the library, or whoever waits. What was received last is
- * compared with what was sent, outside of the time.
+ * thread and caller say which thread moves the data: one of the library, or the one that waits. What was received last
+ * is compared with what was sent, outside of the time.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -57,12 +58,12 @@ struct client {
     tl_peer_id peer;
     const char *series; /* "thread" or "caller" */
     struct tl_tensor *destinations[BENCH_COUNT(bench_sizes)];
-    uint64_t next_steps[BENCH_COUNT(bench_sizes)]; /* of the one-shot series */
+    uint64_t next_steps[BENCH_COUNT(bench_sizes)]; /* for the one-shot series */
     struct tl_tensor *received;                    /* by library: the last one */
-    enum tl_path last_path;                        /* of what was received one at a time */
+    enum tl_path last_path;                        /* how the latest tensor that was received alone came */
     uint64_t received_count;
     uint64_t received_bytes;
-    uint64_t written_bytes; /* of those received, once for each time that they were written on their way */
+    uint64_t written_bytes; /* the received bytes, once for each time that they were written on their way */
     struct places small;
     struct places model;
 };
@@ -292,9 +293,11 @@ static void open_client(struct client *client, const char *port, enum tl_progres
 {
     char config[256];
     struct tl_error error;
+    int len = (int)strcspn(protocol, "/");
     snprintf(config, sizeof(config),
-             "{\"cluster\": {\"ps\": [\"127.0.0.1:%s\"]}, \"protocol\": \"%s\", \"log\": {\"level\": \"warn\"}}", port,
-             protocol);
+             "{\"cluster\": {\"ps\": [\"%s%s\"]}, \"protocol\": \"%.*s\", \"log\": {\"level\": \"warn\"}%s}",
+             strchr(port, ':') ? "" : "127.0.0.1:", port, len, protocol,
+             strcmp(protocol + len, "/bounce") == 0 ? ", \"verbs\": {\"bounce\": true}" : "");
     const struct tl_worker_options options = {
         .size_bytes = sizeof(options), .config_json = config, .is_client = true, .progress = progress};
     bench_check(tl_worker_open(&options, &client->worker, &error), "open", &error);

@@ -153,7 +153,7 @@ def children_of(pid):
 
 
 def free_ports(count):
-    """Ports of the loopback interface that nobody listens on, outside of the range that the kernel gives to outgoing
+    """Ports of the loopback interface without a listener, outside of the range that the kernel gives to outgoing
     connections, of which a large cluster makes many while it starts."""
     low, high = map(int, pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     candidates = [port for port in range(10000, 65536) if not low <= port <= high]

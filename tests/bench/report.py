@@ -172,8 +172,8 @@ def markdown(cells):
 EXPLAINED = {
     "Comparison": """Ratio: how many times faster ours is, from the medians of {rounds} rounds; above 1 is faster.
 Middle half: the quartiles of the rounds' own ratios. A tensor is *published* (it stays, any number of receivers) or
-*sent* (one receiver). Progress: *thread*, a thread of the library moves the data, the default; *caller*, whoever
-waits moves it. Only ratios of one run mean anything: rates and times are those of a small virtual machine.""",
+*sent* (one receiver). Progress: *thread*, a thread of the library moves the data, the default; *caller*, the
+thread that waits. Only ratios of one run mean anything: rates and times are those of a small virtual machine.""",
     "Processor time": """User and kernel time of all threads of both processes, over all rounds.""",
     "A whole model": """All 32 tensors of VGG16 are asked for at once from `tensorlane serve`, which has mapped the
 file. The first pull of a receiver connects and allocates, the second is into the same tensors. Medians of {repeats}
@@ -188,8 +188,9 @@ ready. Proportional: shared pages divided among those who share them.""",
 
 PREAMBLE = """# Benchmarks
 
-Written by `./dev bench --write-docs`, the sections on the data plane by `./dev bench --rdma --write-docs` and
-`./dev bench --local --write-docs`; the raw numbers of a run are in `build/bench/results.json`.
+Written by `./dev bench --write-docs`, the sections on the data plane by `./dev bench` with `--rdma`, `--local` or
+`--seeds` (VGG16 and a tensor of 100 MB over each transport) and `--write-docs`; the raw numbers of a run are in
+`build/bench/results.json`.
 
 ![ratios](benchmarks.svg)
 

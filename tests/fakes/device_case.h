@@ -10,6 +10,7 @@
 
 #include "base/loop_core.h"
 #include "fakes/cuda/fake_cuda.h"
+#include "tensor/device.h"
 #include "tensor/tensor.h"
 
 static const struct tl_device host = {.kind = TL_DEVICE_HOST};
@@ -38,10 +39,20 @@ static inline void await_frees(unsigned device_allocations)
     ck_assert_uint_eq(counts.device_allocations, device_allocations);
 }
 
+/* Waits until nothing is left of memory that processes can map. */
+static inline void await_unmaps(void)
+{
+    struct fake_cuda_counts counts;
+    for (cuda->get_counts(&counts); counts.reservations + counts.handles > 0; cuda->get_counts(&counts))
+        usleep(1000);
+    ck_assert_uint_eq(counts.mappings, 0);
+}
+
 /* The end of a test that gives everything back. */
 static inline void teardown_cuda(void)
 {
     await_frees(0);
+    await_unmaps();
 }
 
 static inline struct tl_tensor *bytes_on(struct tl_device device, uint64_t size_bytes)
@@ -104,6 +115,24 @@ static inline void copy(struct tl_tensor *to, const struct tl_tensor *from)
     struct tl_error error;
     enum tl_status status = tl_tensor_copy(to, from, &error);
     ck_assert_msg(status == TL_OK, "%s", error.message);
+}
+
+/* Every pinned block of the device is free, at once or soon. */
+static inline void check_blocks(struct tl_device device)
+{
+    void *blocks[TL_STAGING_BLOCKS];
+    struct tl_tensor *from = bytes_on(device, 1), *to = bytes_on(host, 1);
+    copy(to, from); /* they are pinned from here on */
+    tl_tensor_put(from);
+    tl_tensor_put(to);
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++) {
+        for (unsigned n = 0; n < 60000 && (blocks[i] = tl_device_staging_try(device)) == NULL; n++)
+            usleep(1000);
+        ck_assert_ptr_nonnull(blocks[i]);
+    }
+    ck_assert_ptr_null(tl_device_staging_try(device));
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
+        tl_device_staging_put(device, blocks[i], false);
 }
 
 #endif

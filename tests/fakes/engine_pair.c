@@ -32,7 +32,7 @@ void engine_pair_defaults(struct engine_pair_options *ret_options)
                    .slot_count = 64,
                    .work_count = 64,
                    .request_count = 64,
-                   .cache_count = 64,
+                   .key_count = 64,
                    .is_mapping_allowed = true,
                    .register_bytes = 64 * 1024,
                    .peer_memory = {.pool_bytes = 4 << 20, .max_pool_bytes = 16 << 20},
@@ -148,7 +148,7 @@ static void fini_side(struct engine_side *side)
     engine_source_fini(side);
     if (side->engine == NULL) return;
     tl_tensor_put(side->barrier);
-    TL_CHECK(engine_side_memory(side).pool_used_bytes == 0);
+    TL_CHECK(side->pair->options.may_keep_blocks || engine_side_memory(side).pool_used_bytes == 0);
     tl_engine_destroy(side->engine);
     tl_memory_destroy(side->memory);
     tl_reactor_destroy(side->reactor);
@@ -263,6 +263,8 @@ static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *m
     struct engine_ask *ask = TL_CONTAINER_OF(fetch, struct engine_ask, fetch);
     TL_CHECK(ask->is_open && fetch->destination == NULL);
     ask->place_count++;
+    if (ask->is_without_memory)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: the test has no memory for it", ask->key);
     if (ask->destination != NULL) {
         if (!tl_meta_data_is_equal(meta_data, tl_tensor_meta_data(ask->destination))) {
             return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s does not fit", ask->key);
@@ -271,8 +273,10 @@ static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *m
         return TL_OK;
     }
     if (ask->is_unregistered) return tl_tensor_create_for(meta_data, ret_destination, ret_error);
+    struct tl_device device = ask->device;
+    if (meta_data->is_dead) device.kind = TL_DEVICE_HOST;
     if (fetch->allocator == NULL) return tl_tensor_create_for(meta_data, ret_destination, ret_error);
-    return fetch->allocator->create(fetch->allocator->context, meta_data, ret_destination, ret_error);
+    return fetch->allocator->create(fetch->allocator->context, device, meta_data, ret_destination, ret_error);
 }
 
 static void done(struct tl_fetch *fetch, const struct tl_error *result)
@@ -292,7 +296,13 @@ static void done(struct tl_fetch *fetch, const struct tl_error *result)
     if (ask->on_done != NULL) ask->on_done(ask);
 }
 
-static const struct tl_fetch_ops fetch_ops = {.place = place, .done = done};
+static const struct tl_meta_data *wanted(const struct tl_fetch *fetch)
+{
+    const struct engine_ask *ask = TL_CONTAINER_OF(fetch, const struct engine_ask, fetch);
+    return ask->destination != NULL ? tl_tensor_meta_data(ask->destination) : NULL;
+}
+
+static const struct tl_fetch_ops fetch_ops = {.place = place, .wanted = wanted, .done = done};
 
 void engine_ask_start(struct engine_side *side, struct engine_ask *ask, const char *key, uint64_t step)
 {
@@ -306,6 +316,9 @@ void engine_ask_start(struct engine_side *side, struct engine_ask *ask, const ch
         ask->fetch.step = step;
         ask->fetch.wants_checksum = ask->wants_checksum;
         ask->fetch.may_map = ask->may_map;
+        ask->fetch.subscription = ask->subscription;
+        struct tl_device device = ask->destination != NULL ? tl_tensor_device(ask->destination) : ask->device;
+        ask->fetch.is_for_device = device.kind != TL_DEVICE_HOST;
     }
     ask->is_open = true;
     side->open_ask_count++;

@@ -59,7 +59,8 @@ struct engine_pair_options {
     bool (*is_at_work)(const struct tl_provider *provider);
     struct tl_engine_options engine; /* Options of both engines. */
     struct tl_memory_options memory;
-    bool is_right_raw; /* The right side has no engine. */
+    bool is_right_raw;    /* The right side has no engine. */
+    bool may_keep_blocks; /* At the end devices are still at work on blocks of the pools. */
 };
 
 struct engine_pair {
@@ -117,9 +118,12 @@ struct engine_ask {
     char key[TL_MAX_KEY_BYTES + 1];
     /* The user's destination; NULL: the engine's choice. Only a fitting value is accepted. */
     struct tl_tensor *destination;
-    bool is_unregistered; /* The destinations are made outside of the pool. */
+    struct tl_device device; /* Where a new one lies. */
+    bool is_unregistered;    /* The destinations are made outside of the pool. */
     bool wants_checksum;
     bool may_map;
+    bool is_without_memory; /* No destination can be made. */
+    uint64_t subscription;  /* 0: none. */
     bool is_open;
     unsigned place_count;
     unsigned done_count;

@@ -46,7 +46,8 @@ static struct value *find_value(const struct engine_side *side, const struct tl_
         struct value *value = TL_CONTAINER_OF(link, struct value, link);
         if (strcmp(value->key, serve->key) != 0) continue;
         if (!value->is_one_shot) return value;
-        if (value->step != serve->step || value->is_offered) continue;
+        bool is_wanted = serve->subscription != 0 ? value->step >= serve->step : value->step == serve->step;
+        if (!is_wanted || value->is_offered) continue;
         if (value->reserved.number == 0 || is_same(&value->reserved, &serve->id)) return value;
     }
     return NULL;

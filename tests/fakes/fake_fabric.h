@@ -148,7 +148,7 @@ struct fake_operation {
     uint8_t *copy;              /* The message, or the bytes of a late write. */
     struct fake_region *region; /* The region of the source, or NULL. */
     const void *source;
-    void *target_memory; /* Of a read: where its bytes go; destination then names the peer's memory. */
+    void *target_memory; /* For a read: where its bytes go; destination then names the peer's memory. */
     uint64_t len_bytes;
     struct tl_descriptor destination;
     uint64_t offset_bytes;

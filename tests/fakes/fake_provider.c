@@ -208,7 +208,7 @@ static void tell_done(struct fake_provider *provider, struct fake_event *event)
     if (operation->kind == FAKE_REVOKE && event->status == TL_OK) window_free(provider, operation->window);
     unlock(provider->fabric);
     fake_operation_free(operation);
-    if (work != NULL) work->done(work, event->status);
+    tl_work_done(work, event->status);
 }
 
 static void tell_broken(struct fake_provider *provider, struct fake_event *event)
@@ -716,6 +716,27 @@ static void check_exposed(const struct tl_queue_pair *pair, const struct tl_regi
     TL_CHECK(at >= begin && len_bytes <= region->len_bytes && at - begin <= region->len_bytes - len_bytes);
 }
 
+/* How many windows the queue pair has left. Called under the lock. */
+static uint32_t windows_left(const struct fake_pair *pair)
+{
+    uint32_t left = fake_provider_of(pair)->options.window_count;
+    if (left == 0 || pair->options.keys != TL_KEYS_WINDOW) return UINT32_MAX;
+    TL_LIST_FOREACH(&pair->windows, link)
+    {
+        TL_CHECK(left-- > 0);
+    }
+    return left;
+}
+
+static bool pair_has_spare_window(struct tl_queue_pair *base)
+{
+    const struct fake_pair *pair = as_pair(base);
+    lock(fabric_of(pair));
+    uint32_t left = windows_left(pair);
+    unlock(fabric_of(pair));
+    return left == UINT32_MAX || (left > 0 && 4 * (left - 1) >= fake_provider_of(pair)->options.window_count);
+}
+
 static enum tl_status expose(struct tl_queue_pair *base, struct tl_region *region, void *address, uint64_t len_bytes,
                              bool is_source, bool is_writable, struct tl_exposure *exposure, struct tl_error *ret_error)
 {
@@ -724,6 +745,7 @@ static enum tl_status expose(struct tl_queue_pair *base, struct tl_region *regio
     lock(fabric_of(pair));
     TL_CHECK(space_locked(pair) > 0);
     bool fails = fake_call_fails(fabric_of(pair), FAKE_EXPOSE_FAILURE, base->provider, base);
+    fails |= windows_left(pair) == 0;
     if (!fails) {
         struct fake_window *window = new_window(pair, region, address, len_bytes);
         window->is_source = is_source;
@@ -822,6 +844,7 @@ static const struct tl_provider_ops fake_ops = {
     .write = pair_write,
     .read = pair_read,
     .expose = pair_expose,
+    .has_spare_window = pair_has_spare_window,
     .expose_source = pair_expose_source,
     .revoke = pair_revoke,
     .doorbell = pair_doorbell,

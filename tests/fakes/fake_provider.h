@@ -63,6 +63,7 @@ struct fake_provider_options {
     uint32_t read_depth;      /* Reads that may be posted at a time; 0 stands for 4. */
     uint64_t max_write_bytes; /* 0 stands for 1 GiB. */
     uint32_t max_queue_pairs; /* 0 stands for 64. */
+    uint32_t window_count;    /* Windows of a queue pair; 0: any number. */
     /* Finds the bytes at an address, which may lie on a device; NULL: memory of devices cannot be registered. */
     void *(*reach)(const void *memory);
     unsigned network; /* Queue pairs of different networks do not fit. */

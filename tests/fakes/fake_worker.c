@@ -313,6 +313,7 @@ void fake_worker_init(struct fake_worker *worker)
 {
     memset(worker, 0, sizeof(*worker));
     worker->script.chunk_bytes = 1024;
+    worker->script.inflight_bytes = 64 << 20;
     worker->script.list_key_bytes = 14;
     worker->script.request_timeout_ns = 60 * TL_NS_PER_SEC;
     worker->script.max_calls = 2000;
@@ -341,7 +342,7 @@ void fake_worker_start(struct fake_worker *worker)
     const struct tl_control_options options = {
         .self = {.source = TL_IDENTITY_CLAIMED, .name = "/job:ps/task:3", .incarnation = 42},
         .chunk_bytes = worker->script.chunk_bytes,
-        .inflight_bytes = 64 << 20,
+        .inflight_bytes = worker->script.inflight_bytes,
         .max_calls = worker->script.max_calls,
         .connect_timeout_ns = 10 * TL_NS_PER_SEC,
         .max_link_age_ns = TL_TIME_NEVER,

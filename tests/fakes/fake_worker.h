@@ -38,6 +38,7 @@ struct fake_script {
     const char *peer_reason; /* NULL: none. */
     bool has_data_plane;     /* The description has one. */
     uint64_t chunk_bytes;
+    uint64_t inflight_bytes;
     int64_t request_timeout_ns;
     uint64_t max_calls;
 };

@@ -48,7 +48,8 @@ static void on_drained(void *owner)
     TL_CHECK(hostile->broken == 1 && hostile->works_out == 0 && hostile->drained++ == 0);
 }
 
-static const struct tl_queue_pair_events events = {on_message, on_immediate, on_broken, on_drained};
+static const struct tl_queue_pair_events events = {
+    .message = on_message, .immediate = on_immediate, .broken = on_broken, .drained = on_drained};
 
 struct posted {
     struct tl_work work;
@@ -67,7 +68,7 @@ static struct tl_work *new_work(struct hostile *hostile)
 {
     struct posted *posted = malloc(sizeof(*posted));
     TL_CHECK(posted != NULL);
-    *posted = (struct posted){.work = {TL_WORK_MAGIC, on_done}, .hostile = hostile};
+    *posted = (struct posted){.work = {.magic = TL_WORK_MAGIC, .done = on_done}, .hostile = hostile};
     hostile->works_out++;
     return &posted->work;
 }
@@ -221,7 +222,7 @@ static void send_packet(struct hostile *hostile, struct hostile_input *input)
 {
     union local_packet packet;
     memset(&packet, 0, sizeof(packet));
-    packet.kind = (uint32_t)take(input, 1) % 6;
+    packet.kind = (uint32_t)take(input, 1) % 8;
     if (packet.kind == 0) {
         uint64_t count = take_size(input);
         (void)!write(hostile->caller.wake_out, &count, sizeof(count));
@@ -231,10 +232,38 @@ static void send_packet(struct hostile *hostile, struct hostile_input *input)
     packet.segment.len_bytes = take(input, 1) % 4 ? SEGMENT_BYTES : take_size(input);
     static const size_t sizes[] = {4, sizeof(struct local_segment_packet), sizeof(struct local_hello), 1};
     size_t len_bytes = sizes[1];
+    bool is_memory = packet.kind == LOCAL_PACKET_MEMORY || packet.kind == LOCAL_PACKET_FORGET;
+    if (is_memory) {
+        uint64_t number = hostile->memory_number + (packet.kind == LOCAL_PACKET_MEMORY ? 1 : 0);
+        if (take(input, 1) % 4)
+            packet.memory.number = hostile->memory_number = number;
+        else
+            packet.memory.number = take_size(input);
+        packet.memory.len_bytes = take_size(input);
+        len_bytes = sizeof(packet.memory);
+    }
     if (take(input, 1) % 4 == 0) len_bytes = sizes[take(input, 1) % TL_ARRAY_COUNT(sizes)];
-    bool has_fd = packet.kind != LOCAL_PACKET_DETACH;
+    bool has_fd = packet.kind != LOCAL_PACKET_DETACH && packet.kind != LOCAL_PACKET_FORGET;
     if (take(input, 1) % 8 == 0) has_fd = !has_fd;
     (void)local_send(hostile->caller.out, &packet, len_bytes, has_fd ? hostile->segment : -1);
+}
+
+/* Looks for memory of a device that the peer has named. */
+static void find_memory(struct hostile *hostile, struct hostile_input *input)
+{
+    struct tl_peer_memory memory;
+    struct local_memory_descriptor part = {.number = take(input, 1) % 2 ? hostile->memory_number : take_size(input),
+                                           .offset_bytes = take_size(input)};
+    struct tl_descriptor descriptor = {.len_bytes = sizeof(part)};
+    uint64_t len_bytes = take_size(input);
+    int file = -1;
+    memcpy(descriptor.bytes, &part, sizeof(part));
+    enum tl_status status = hostile->pair->ops->find_memory(hostile->pair, &descriptor, len_bytes, &memory,
+                                                            take(input, 1) % 2 ? &file : NULL, NULL);
+    if (file >= 0) close(file);
+    if (status != TL_OK) return;
+    TL_CHECK(memory.number == part.number && memory.offset_bytes <= memory.len_bytes);
+    TL_CHECK(len_bytes <= memory.len_bytes - memory.offset_bytes);
 }
 
 /* Posts what a correct side posts meanwhile, to places that the peer has named. */
@@ -242,7 +271,10 @@ static void post(struct hostile *hostile, struct hostile_input *input)
 {
     struct tl_queue_pair *pair = hostile->pair;
     if (hostile->broken > 0 || pair->ops->space(pair) < 2) return;
-    if (take(input, 1) % 2) {
+    unsigned choice = (unsigned)take(input, 1) % 4;
+    if (choice == 0) {
+        find_memory(hostile, input);
+    } else if (choice % 2) {
         pair->ops->message(pair, hostile->source, (uint32_t)take(input, 2) % TL_SLOT_BYTES, new_work(hostile));
     } else {
         struct local_descriptor place = {.kind = 1 + (uint32_t)take(input, 1) % 3,

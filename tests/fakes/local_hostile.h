@@ -33,6 +33,7 @@ struct hostile {
     int theirs_fd;
     int segment;
     uint32_t sequence;
+    uint64_t memory_number; /* that of the latest memory of a device that the peer has shown; 0: none */
 };
 
 /* Opens both sides and connects them. Aborts on failure. */

@@ -10,7 +10,9 @@
 #include "tensor/mapped_tensor.h"
 
 #define SLOT_COUNT 64
-#define REQUEST_COUNT 64
+
+uint32_t raw_peer_slot_bytes = TL_SLOT_BYTES;
+uint32_t raw_peer_key_count = 0;
 
 /* ------------------------------------------------------------------------------------------------------ events -- */
 
@@ -18,8 +20,18 @@ static void on_message(void *owner, const void *data, uint32_t len_bytes)
 {
     struct raw_peer *raw = owner;
     raw->consumed++;
-    struct tl_message *place = &raw->heard[raw->heard_count++ % RAW_PEER_HEARD];
-    TL_CHECK(tl_message_decode(data, len_bytes, place, NULL) == TL_OK);
+    TL_CHECK(len_bytes <= raw_peer_slot_bytes);
+    struct tl_batch batch;
+    const uint8_t *bytes;
+    TL_CHECK(tl_batch_decode_head(data, len_bytes, &batch, NULL) == TL_OK);
+    while (tl_batch_next(&batch, &bytes, &len_bytes)) {
+        struct tl_message *place = &raw->heard[raw->heard_count++ % RAW_PEER_HEARD];
+        TL_CHECK(tl_message_decode(bytes, len_bytes, place, NULL) == TL_OK);
+        if (place->type != TL_MESSAGE_REQUEST) continue;
+        raw->heard_bytes = len_bytes - place->destination.len_bytes;
+        raw->heard_number = place->number = tl_from_difference(place->number, raw->heard_number);
+        raw->heard_step = place->step = tl_from_difference(place->step, raw->heard_step);
+    }
 }
 
 static void on_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
@@ -66,20 +78,23 @@ static void get_address(struct raw_peer *raw)
     uint8_t ours[TL_CONN_ADDRESS_BYTES];
     struct tl_pair_address pair;
     uint32_t their_bytes = tl_conn_get_address(conn, theirs);
-    TL_CHECK(their_bytes > 32);
+    TL_CHECK(their_bytes > 44);
     memcpy(&raw->token, theirs + 12, sizeof(raw->token));
-    pair.len_bytes = their_bytes - 32;
-    memcpy(pair.bytes, theirs + 32, pair.len_bytes);
+    pair.len_bytes = their_bytes - 44;
+    memcpy(pair.bytes, theirs + 44, pair.len_bytes);
     TL_CHECK(raw->pair->ops->connect(raw->pair, &pair, NULL) == TL_OK);
     raw->pair->ops->get_address(raw->pair, &pair);
     put_number(ours, TL_DATAPLANE_VERSION, 4);
     put_number(ours + 4, raw->engines->right->self.incarnation, 8);
     put_number(ours + 12, 4242, 8);
     put_number(ours + 20, SLOT_COUNT, 4);
-    put_number(ours + 24, REQUEST_COUNT, 4);
-    put_number(ours + 28, pair.len_bytes, 4);
-    memcpy(ours + 32, pair.bytes, pair.len_bytes);
-    TL_CHECK(tl_conn_connect(conn, ours, 32 + pair.len_bytes, NULL) == TL_OK);
+    put_number(ours + 24, raw_peer_slot_bytes, 4);
+    put_number(ours + 28, raw->engines->options.engine.inline_bytes, 4);
+    put_number(ours + 32, RAW_PEER_REQUESTS, 4);
+    put_number(ours + 36, raw_peer_key_count, 4);
+    put_number(ours + 40, pair.len_bytes, 4);
+    memcpy(ours + 44, pair.bytes, pair.len_bytes);
+    TL_CHECK(tl_conn_connect(conn, ours, 44 + pair.len_bytes, NULL) == TL_OK);
 }
 
 void raw_peer_open(struct raw_peer *raw, struct engine_pair *engines)
@@ -117,7 +132,7 @@ void raw_peer_shake_hands(struct raw_peer *raw)
     raw_peer_write(raw, &theirs->destination, 0, sizeof(theirs->challenge), TL_IMMEDIATE_PROBE);
     raw_peer_run(raw);
     TL_CHECK(raw->probe_count == 1 && raw_peer_heard(raw, TL_MESSAGE_PROBED) != NULL);
-    struct tl_message probed = raw_peer_message(raw, TL_MESSAGE_PROBED, 0);
+    struct tl_message probed = raw_peer_message(TL_MESSAGE_PROBED, 0);
     raw_peer_send(raw, &probed);
     raw_peer_run(raw);
     TL_CHECK(raw->engines->left->up_count == 1);
@@ -142,15 +157,15 @@ void raw_peer_close(struct raw_peer *raw)
 
 /* ----------------------------------------------------------------------------------------------------- talking -- */
 
-struct tl_message raw_peer_message(const struct raw_peer *raw, enum tl_message_type type, uint32_t handle)
+struct tl_message raw_peer_message(enum tl_message_type type, uint32_t handle)
 {
-    struct tl_message message = {.type = type, .consumed = raw->consumed, .handle = handle, .key = "key", .text = ""};
+    struct tl_message message = {.type = type, .handle = handle, .key = "key", .text = ""};
     return message;
 }
 
 struct tl_message raw_peer_hello(struct raw_peer *raw)
 {
-    struct tl_message hello = raw_peer_message(raw, TL_MESSAGE_HELLO, 0);
+    struct tl_message hello = raw_peer_message(TL_MESSAGE_HELLO, 0);
     hello.version = TL_DATAPLANE_VERSION;
     hello.incarnation = raw->engines->right->self.incarnation;
     hello.token = raw->token;
@@ -159,10 +174,34 @@ struct tl_message raw_peer_hello(struct raw_peer *raw)
     return hello;
 }
 
+/* Numbers travel as differences to those of the REQUEST before. Nothing is expected of a key's latest REQUEST. */
+static void shorten(struct raw_peer *raw, struct tl_message *message)
+{
+    uint64_t number = message->number, step = message->step;
+    if (message->key_form == TL_KEY_TEXT || message->key_form == TL_KEY_NEW)
+        message->expected_step = tl_difference(message->expected_step, step);
+    message->number = tl_difference(number, raw->sent_number);
+    message->step = tl_difference(step, raw->sent_step);
+    raw->sent_number = number;
+    raw->sent_step = step;
+}
+
 void raw_peer_send(struct raw_peer *raw, const struct tl_message *message)
 {
+    raw_peer_send_batch(raw, message, 1);
+}
+
+void raw_peer_send_batch(struct raw_peer *raw, const struct tl_message *messages, unsigned count)
+{
     uint8_t buffer[TL_SLOT_BYTES];
-    uint32_t len_bytes = tl_message_encode(message, buffer);
+    uint32_t len_bytes = TL_BATCH_HEAD_BYTES;
+    tl_batch_encode_head(buffer, raw->consumed);
+    for (unsigned i = 0; i < count; i++) {
+        struct tl_message message = messages[i];
+        if (message.type == TL_MESSAGE_REQUEST) shorten(raw, &message);
+        TL_CHECK(tl_message_most_bytes(&message) <= sizeof(buffer) - len_bytes);
+        len_bytes += tl_message_encode(&message, buffer + len_bytes);
+    }
     raw_peer_send_bytes(raw, buffer, len_bytes);
 }
 

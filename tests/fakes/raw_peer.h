@@ -11,6 +11,12 @@
 
 #define RAW_PEER_HEARD 64
 #define RAW_PEER_BYTES 65536
+#define RAW_PEER_REQUESTS 64 /* How many requests it takes at a time. */
+
+/* How long its slots are, as it says in its pair address. */
+extern uint32_t raw_peer_slot_bytes;
+/* How many keys it keeps by number, as it says in its pair address. */
+extern uint32_t raw_peer_key_count;
 
 struct raw_peer {
     struct engine_pair *engines;
@@ -18,7 +24,12 @@ struct raw_peer {
     uint64_t token;                          /* The engine's token, which we present. */
     struct tl_message heard[RAW_PEER_HEARD]; /* The latest messages, by their number modulo RAW_PEER_HEARD. */
     unsigned heard_count;
-    uint32_t consumed; /* The number of messages and immediates that have come. */
+    uint32_t consumed;     /* How many batches and immediates have come; what is sent says so. */
+    uint64_t heard_number; /* The latest REQUEST that has come had this number, */
+    uint64_t heard_step;   /* and this step. */
+    uint32_t heard_bytes;  /* How long it was without its descriptor. */
+    uint64_t sent_number;  /* The latest REQUEST that was sent had this number; the next one is relative to it. */
+    uint64_t sent_step;
     unsigned probe_count;
     unsigned immediate_count;
     uint32_t last_immediate;
@@ -41,11 +52,15 @@ void raw_peer_run(struct raw_peer *raw);
 /* Destroys the queue pair, which is broken or gets broken. Call it before engine_pair_close. */
 void raw_peer_close(struct raw_peer *raw);
 
-/* Sends a message with this type and handle and a true `consumed`; the rest is zero. */
-struct tl_message raw_peer_message(const struct raw_peer *raw, enum tl_message_type type, uint32_t handle);
-/* Sends a correct handshake. */
+/* Makes a message with this type and handle; the rest is zero. */
+struct tl_message raw_peer_message(enum tl_message_type type, uint32_t handle);
+/* Makes a correct HELLO. */
 struct tl_message raw_peer_hello(struct raw_peer *raw);
+/* Sends it in a slot of its own, with a true `consumed`. */
 void raw_peer_send(struct raw_peer *raw, const struct tl_message *message);
+/* Sends messages that fit into one slot. */
+void raw_peer_send_batch(struct raw_peer *raw, const struct tl_message *messages, unsigned count);
+/* Sends what a slot has. */
 void raw_peer_send_bytes(struct raw_peer *raw, const void *bytes, uint32_t len_bytes);
 /* Writes bytes of raw->memory. */
 void raw_peer_write(struct raw_peer *raw, const struct tl_descriptor *destination, uint64_t offset_bytes,

@@ -24,7 +24,7 @@ struct job new_job(void)
 
 struct job new_job_of(const struct side *side)
 {
-    return (struct job){.work = {TL_WORK_MAGIC, on_done}, .side = side};
+    return (struct job){.work = {.magic = TL_WORK_MAGIC, .done = on_done}, .side = side};
 }
 
 static void on_message(void *owner, const void *data, uint32_t len_bytes)
@@ -63,7 +63,8 @@ static void on_drained(void *owner)
     side->drained++;
 }
 
-const struct tl_queue_pair_events side_events = {on_message, on_immediate, on_broken, on_drained};
+const struct tl_queue_pair_events side_events = {
+    .message = on_message, .immediate = on_immediate, .broken = on_broken, .drained = on_drained};
 
 void side_poll(struct side *side)
 {

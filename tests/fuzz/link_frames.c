@@ -2,15 +2,17 @@
 /*
  * Composes frames.
  *
- * A frame is described by a byte of flags (enum field), then for each field that is there a few bytes: small numbers,
- * of which a few values mean something extreme. The data of chunks is link_frames_byte of the offset, and a checksum is
- * right unless the input says otherwise, so that transfers can succeed.
+ * A frame is described by two bytes of flags (enum field and enum form), then for each field that is there a few bytes:
+ * small numbers, of which a few values mean something extreme. The data of chunks is link_frames_byte of the offset,
+ * and a checksum is right unless the input says otherwise, so that transfers can succeed.
  */
 #include "fuzz/link_frames.h"
 
+#include <string.h>
 #include <xxhash.h>
 
 #include "base/check.h"
+#include "control/packed.h"
 #include "control/wire.h"
 
 enum field {
@@ -22,6 +24,15 @@ enum field {
     FIELD_CHUNK = 32,
     FIELD_SECOND = 64, /* The frame has two requests and two chunks. */
     FIELD_GOODBYE = 128,
+};
+
+/* The form of requests and chunks: another byte of flags, which follows the first one. */
+enum form {
+    FORM_REQUESTS = 1, /* Requests are packed. */
+    FORM_TEXTS = 2,    /* Their keys are texts; else numbers, which may not be told yet. */
+    FORM_KEPT = 4,     /* Their texts get numbers. */
+    FORM_CHUNKS = 8,   /* Chunks are packed. */
+    FORM_CUT = 16,     /* What is packed lacks its last byte. */
 };
 
 #define MAX_DATA 8192
@@ -44,6 +55,8 @@ struct frame_parts {
     uint64_t cancels[2];
     uint64_t received[3];
     unsigned char data[MAX_DATA];
+    unsigned char packed_requests[2 * (TL_PACKED_REQUEST_BYTES + TL_MAX_KEY_BYTES)];
+    unsigned char packed_chunks[2 * TL_PACKED_CHUNK_BYTES];
 };
 
 /* Returns a small number, except for a few values. */
@@ -67,6 +80,8 @@ static void add_hello(struct frame_parts *parts, struct fuzz_input *input)
     hello->expected_name = (flags & 0x40) != 0 ? LINK_FRAMES_SELF : "";
     hello->received = parts->received;
     hello->n_received = (flags & 0x80) != 0 ? 3 : 0;
+    hello->reads_packed = (flags & 2) == 0;
+    hello->kept_keys = (flags & 4) != 0 ? 2 : UINT32_MAX;
     parts->frame.hello = hello;
 }
 
@@ -79,6 +94,7 @@ static void add_requests(struct frame_parts *parts, struct fuzz_input *input, un
         uint8_t flags = fuzz_take_u8(input);
         request->key = (char *)link_frames_keys[flags % LINK_FRAMES_MAX_KEYS];
         request->wants_checksum = (flags & 0x10) != 0;
+        request->priority = flags / 0x40;
         if ((flags & 0x20) != 0) {
             request->publication = 1 + (flags % LINK_FRAMES_MAX_KEYS);
             request->resume_offset = take_number(input) * 8;
@@ -158,10 +174,33 @@ static void add_chunk(struct frame_parts *parts, struct fuzz_input *input, unsig
     parts->chunk_pointers[i] = chunk;
 }
 
+static void pack(struct frame_parts *parts, uint8_t form)
+{
+    struct tl_packer requests = {.bytes = parts->packed_requests};
+    struct tl_packer chunks = {.bytes = parts->packed_chunks};
+    size_t request_count = (form & FORM_REQUESTS) != 0 ? parts->frame.n_requests : 0;
+    size_t chunk_count = (form & FORM_CHUNKS) != 0 ? parts->frame.n_chunks : 0;
+    for (size_t i = 0; i < request_count; i++) {
+        const char *text = parts->requests[i].key;
+        struct tl_packed_key key = {.text = text, .text_bytes = strlen(text), .is_kept = (form & FORM_KEPT) != 0};
+        if ((form & FORM_TEXTS) == 0) key = (struct tl_packed_key){.number = (uint32_t)key.text_bytes - 1};
+        tl_pack_request(&requests, &parts->requests[i], &key);
+    }
+    for (size_t i = 0; i < chunk_count; i++)
+        tl_pack_chunk(&chunks, &parts->chunks[i]);
+    parts->frame.n_requests -= request_count;
+    parts->frame.n_chunks -= chunk_count;
+    if ((form & FORM_CUT) != 0 && requests.used > 0) requests.used--;
+    if ((form & FORM_CUT) != 0 && chunks.used > 0) chunks.used--;
+    parts->frame.packed_requests = (ProtobufCBinaryData){requests.used, parts->packed_requests};
+    parts->frame.packed_chunks = (ProtobufCBinaryData){chunks.used, parts->packed_chunks};
+}
+
 grpc_byte_buffer *link_frames_compose(struct fuzz_input *input, bool with_hello)
 {
     static struct frame_parts parts;
     uint8_t flags = fuzz_take_u8(input);
+    uint8_t form = fuzz_take_u8(input);
     unsigned count = (flags & FIELD_SECOND) != 0 ? 2 : 1;
     tensorlane__v1__frame__init(&parts.frame);
     for (unsigned i = 0; i < 3; i++)
@@ -182,6 +221,7 @@ grpc_byte_buffer *link_frames_compose(struct fuzz_input *input, bool with_hello)
         parts.frame.chunks = parts.chunk_pointers;
         parts.frame.n_chunks = count;
     }
+    pack(&parts, form);
     parts.frame.goodbye = (flags & FIELD_GOODBYE) != 0;
     grpc_byte_buffer *flat = tl_wire_write(&parts.frame.base);
     TL_CHECK(flat != NULL);

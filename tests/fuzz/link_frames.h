@@ -20,7 +20,7 @@ static inline unsigned char link_frames_byte(uint64_t offset)
     return (unsigned char)(offset * 7 + offset / 256);
 }
 
-/* The next frame. Its first byte tells which fields it has; `with_hello` adds a handshake that fits. */
+/* The next frame. Its first bytes tell which fields it has, and their form; `with_hello` adds a handshake that fits. */
 grpc_byte_buffer *link_frames_compose(struct fuzz_input *input, bool with_hello);
 
 #endif

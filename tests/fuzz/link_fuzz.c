@@ -22,7 +22,8 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "control/control.h"
-#include "control/link_internal.h"
+#include "control/link_serves.h"
+#include "control/packed.h"
 #include "fuzz/fake_stream.h"
 #include "fuzz/link_frames.h"
 
@@ -257,7 +258,8 @@ static void expect_chunk(const Tensorlane__V1__Chunk *chunk, struct tl_wire_data
     }
 }
 
-/* Checks the bytes that are begun and not sent: they exceed the limit only if they are one tensor's. */
+/* Checks the bytes that are begun and not sent: they exceed the limit of each priority only if they are one tensor's.
+ */
 static void expect_inflight_bound(void)
 {
     uint64_t bytes = 0;
@@ -267,7 +269,36 @@ static void expect_inflight_bound(void)
         bytes += size_of(&served[i]) - served[i].next_bytes;
         count++;
     }
-    TL_CHECK(bytes <= INFLIGHT_BYTES || count == 1);
+    TL_CHECK(bytes <= LINK_PRIORITIES * INFLIGHT_BYTES || count <= LINK_PRIORITIES);
+}
+
+static void expect_request(uint64_t number)
+{
+    bool is_known = false;
+    for (size_t i = 0; i < MAX_FETCHES; i++)
+        is_known |= asked[i].state == ASKED_RUNNING && asked[i].fetch.id.number == number;
+    TL_CHECK(is_known);
+}
+
+/* Only a peer that reads them gets packed records, and no number of a key that it does not keep. */
+static void expect_packed(const Tensorlane__V1__Frame *frame, struct tl_wire_data *data)
+{
+    struct tl_unpacker requests = tl_unpacker_begin(&frame->packed_requests);
+    struct tl_unpacker chunks = tl_unpacker_begin(&frame->packed_chunks);
+    TL_CHECK(link->is_packed ? frame->n_requests + frame->n_chunks == 0
+                             : frame->packed_requests.len + frame->packed_chunks.len == 0);
+    while (!tl_unpacker_is_at_end(&requests)) {
+        Tensorlane__V1__Request request;
+        struct tl_packed_key key;
+        TL_CHECK(tl_unpack_request(&requests, &request, &key, NULL) == TL_OK);
+        TL_CHECK(key.text != NULL || key.number < link->keys.sent.limit);
+        expect_request(request.number);
+    }
+    while (!tl_unpacker_is_at_end(&chunks)) {
+        struct tl_unpacked_chunk chunk;
+        TL_CHECK(tl_unpack_chunk(&chunks, &chunk, NULL) == TL_OK);
+        expect_chunk(&chunk.chunk, data);
+    }
 }
 
 static void on_send(unsigned slot, grpc_byte_buffer *message)
@@ -278,12 +309,8 @@ static void on_send(unsigned slot, grpc_byte_buffer *message)
     TL_CHECK(tl_wire_read(&tensorlane__v1__frame__descriptor, message, &arena, &base, &data, NULL) == TL_OK);
     const Tensorlane__V1__Frame *frame = (const Tensorlane__V1__Frame *)base;
     TL_CHECK(data.left_bytes <= CHUNK_BYTES);
-    for (size_t i = 0; i < frame->n_requests; i++) {
-        bool is_known = false;
-        for (size_t a = 0; a < MAX_FETCHES; a++)
-            is_known |= asked[a].state == ASKED_RUNNING && asked[a].fetch.id.number == frame->requests[i]->number;
-        TL_CHECK(is_known);
-    }
+    for (size_t i = 0; i < frame->n_requests; i++)
+        expect_request(frame->requests[i]->number);
     for (size_t i = 0; i < frame->n_failures; i++) {
         struct served *entry = find_served(frame->failures[i]->number);
         TL_CHECK(entry == NULL || entry->is_answered);
@@ -291,6 +318,7 @@ static void on_send(unsigned slot, grpc_byte_buffer *message)
     }
     for (size_t i = 0; i < frame->n_chunks; i++)
         expect_chunk(frame->chunks[i], &data);
+    if (link != NULL && frame->hello == NULL) expect_packed(frame, &data);
     TL_CHECK(data.left_bytes == 0);
     tl_wire_data_fini(&data);
     expect_inflight_bound();
@@ -362,25 +390,40 @@ static unsigned list_length(const struct tl_list *list)
     return length;
 }
 
+static unsigned queue_length(const struct link_queue *queue)
+{
+    unsigned length = 0;
+    for (unsigned i = 0; i < LINK_PRIORITIES; i++)
+        length += list_length(&queue->lists[i]);
+    return length;
+}
+
 /* Compares the counters of the link with its content. */
 static void expect_consistent(void)
 {
     if (link == NULL) return;
     unsigned counts[SERVE_FAILED + 1] = {0};
-    uint64_t active_bytes = 0, ready_bytes = 0;
-    for (struct link_serve *entry = link->answers.serves; entry != NULL; entry = entry->hh.next) {
+    uint64_t active_bytes[LINK_PRIORITIES] = {0}, ready_bytes = 0;
+    unsigned active_counts[LINK_PRIORITIES] = {0};
+    const struct link_serve *entry;
+    for (size_t at = 0; (entry = tl_number_map_next(&link->answers.serves, &at)) != NULL; at++) {
         counts[entry->state]++;
-        if (entry->state == SERVE_ACTIVE) active_bytes += tl_tensor_size_bytes(entry->offer.tensor) - entry->sent_bytes;
+        if (entry->state == SERVE_ACTIVE) {
+            active_bytes[entry->priority] += tl_tensor_size_bytes(entry->offer.tensor) - entry->sent_bytes;
+            active_counts[entry->priority]++;
+        }
         TL_CHECK(entry->offer.tensor != NULL || entry->state != SERVE_ACTIVE);
         if (entry->state == SERVE_READY && entry->offer.tensor != NULL) ready_bytes += entry->ready_bytes;
     }
     TL_CHECK(link->answers.unsent_count ==
              counts[SERVE_READY] + counts[SERVE_ACTIVE] + counts[SERVE_LEAVING] + counts[SERVE_FAILED]);
-    TL_CHECK(link->answers.active_bytes == active_bytes &&
-             (active_bytes <= INFLIGHT_BYTES || counts[SERVE_ACTIVE] == 1));
+    for (unsigned i = 0; i < LINK_PRIORITIES; i++) {
+        TL_CHECK(link->answers.active_bytes[i] == active_bytes[i]);
+        TL_CHECK(active_bytes[i] <= INFLIGHT_BYTES || active_counts[i] == 1);
+    }
     TL_CHECK(link->answers.ready_bytes == ready_bytes);
-    TL_CHECK(list_length(&link->answers.ready) == counts[SERVE_READY] &&
-             list_length(&link->answers.active) == counts[SERVE_ACTIVE]);
+    TL_CHECK(queue_length(&link->answers.ready) == counts[SERVE_READY] &&
+             queue_length(&link->answers.active) == counts[SERVE_ACTIVE]);
     TL_CHECK(list_length(&link->answers.failures) == counts[SERVE_FAILED]);
     TL_CHECK(list_length(&link->connection_messages) == link->connection_message_count &&
              link->connection_message_count <= MAX_PATHS);
@@ -466,7 +509,7 @@ static void quiesce(void)
         expect_consistent();
     if (link == NULL || !tl_link_is_up(link)) return;
     TL_CHECK(tl_list_is_empty(&link->to_request) && tl_list_is_empty(&link->answers.failures));
-    TL_CHECK((tl_list_is_empty(&link->answers.ready) && tl_list_is_empty(&link->answers.active)) ||
+    TL_CHECK((link_queue_is_empty(&link->answers.ready) && link_queue_is_empty(&link->answers.active)) ||
              link_window_is_full(link));
     TL_CHECK(!link_window_must_report(link));
     TL_CHECK(tl_list_is_empty(&link->connection_messages));

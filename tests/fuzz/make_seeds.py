@@ -94,6 +94,16 @@ def link_seeds():
     yield "serve_number_0", UP + frame(requests("w", first=0))
     yield "serve_number_twice", UP + frame(requests("w")) + frame(requests("w"))
     yield "serve_no_key", UP + frame(requests(""))
+    packed_up = THEIRS + frame(hello(reads_packed=True, kept_keys=2)) + TAKE
+    sent = pb.Frame(packed_requests=b"\x0b\x02\x02p0" + b"\x03\x02\x02o1" + b"\x08\x02\x00")
+    yield "packed_serve", packed_up + frame(sent) + TAKE * 9 + frame(pb.Frame(packed_requests=b"\0\x08\2")) + TAKE * 3
+    yield "packed_not_sent", packed_up + frame(sent) + frame(pb.Frame(packed_requests=b"\0\x08\4"))
+    yield "packed_resume", packed_up + frame(pb.Frame(packed_requests=b"\x11\2\2p2\3\0\0\0\0\0\0\0\xb8\x17")) + TAKE * 9
+    whole_packed = pb.Frame(packed_chunks=b"\x02\x02\xc8\x01\x0a\0\2\1\xc8\1\xc8\1", data=pattern(200))
+    yield "packed_fetch", packed_up + FETCH + b"\0" + TAKE + frame(whole_packed)
+    yield "packed_pieces", packed_up + FETCH + b"\0" + TAKE + frame(
+        pb.Frame(packed_chunks=b"\x02\x02\x64\x0a\0\2\1\xc8\1\xc8\1" + b"\x01\x00\x64\x64", data=pattern(200)))
+    yield "packed_fetch_again", packed_up + (FETCH + b"\0" + TAKE + frame(whole_packed)) + FETCH + b"\0" + TAKE
     fetch = UP + FETCH + b"\0" + TAKE
     whole = frame(chunk(1, pattern(200), 200))
     yield "fetch", fetch + whole

@@ -58,7 +58,8 @@ class Demo(cli_support.Case):
         self.assertRegex(output, r"(?m)^classifier\.0\.weight +\[4096, 25088\] +F32 +411041792 +"
                                  r"local (zero-copy|bounce) ")
         for which in ("first", "second"):
-            self.assertRegex(output, rf"(?m)^auto +{which} +[0-9.]+ [MG]B/s, (local (zero-copy|bounce) [0-9]+,? ?)+$")
+            self.assertRegex(output, rf"(?m)^auto +{which} +[0-9.]+ [MG]B/s, "
+                                     r"(local (zero-copy|bounce|inline) [0-9]+,? ?)+$")
             self.assertRegex(output, rf"(?m)^grpc +{which} +[0-9.]+ [MG]B/s, grpc 32$")
         self.assertIn("2 of 2 workers are healthy", output)
         self.assertTrue(output.endswith("done: 32 tensors, 138357544 parameters, pulled 4 times and equal\n"))

@@ -37,11 +37,23 @@ class Devices(cli_support.Case):
             shown = json.loads(run("devices", "--json", env=env).stdout)
             self.assertEqual(shown["cuda"], {"ok": True, "reason": ""})
             self.assertEqual([(gpu["device"], gpu["name"], gpu["pci_address"], gpu["path"]) for gpu in shown["gpus"]],
-                             [("gpu:0", "Fake GPU 0", "fa00:3b:00.0", "grpc"),
-                              ("gpu:1", "Fake GPU 1", "fa01:3b:00.0", "grpc")])
+                             [("gpu:0", "Fake GPU 0", "fa00:3b:00.0", "gpu-proxy"),
+                              ("gpu:1", "Fake GPU 1", "fa01:3b:00.0", "gpu-proxy")])
             result = run("devices", env=env)
-            self.assertRegex(result.stdout, r"\ngpu:1  Fake GPU 1  fa01:3b:00\.0  537 MB     -  grpc")
-            self.assertIn("nothing of this has run on hardware", result.stdout)
+            self.assertRegex(result.stdout, r"\ngpu:1  Fake GPU 1  fa01:3b:00\.0  537 MB     -  gpu-proxy")
+            self.assertIn("not yet run on hardware", result.stdout)
+
+    def test_where_a_task_keeps_values(self):
+        env = environment(LD_LIBRARY_PATH=BUILD / "tests/fakes/cuda/12")
+        config = self.cluster(ps=1, extra={"device": "gpu:1", "gpu": {"proxy": True}}).path
+        of_task = ("--config", config, "--job", "ps")
+        shown = json.loads(run("devices", "--json", *of_task, env=env).stdout)
+        self.assertEqual([gpu["kept_on"] for gpu in shown["gpus"]], [False, True])
+        result = run("devices", *of_task, env=env)
+        self.assertIn('/job:ps/task:0 keeps published files and pushed tensors on gpu:1 ("device")\n', result.stdout)
+        self.assertIn('no card accesses the GPUs of /job:ps/task:0 ("gpu.proxy")\n', result.stdout)
+        self.assertEqual([gpu["kept_on"] for gpu in json.loads(run("devices", "--json", env=env).stdout)["gpus"]],
+                         [False, False])
 
     def test_no_gpu(self):
         # A library that is none takes the place of those that the machine may have.

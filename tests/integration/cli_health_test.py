@@ -701,7 +701,10 @@ class Whole(HealthCase):
 
     def test_links_leave_the_spare_descriptors_to_health(self):
         """More peers want a link than there are spares; they get it when there are descriptors again."""
-        cluster = self.cluster(ps=1, worker=6, extra={"protocol": "grpc", "jobs": {"worker": {"connect": "eager"}}})
+        # A peer logs why its first attempt failed, and a change of the message not at once: no attempt may time out
+        # because the machine is slow.
+        cluster = self.cluster(ps=1, worker=6, extra={"protocol": "grpc", "jobs": {"worker": {
+            "connect": "eager", "timeouts": {"connect": "60s"}}}})
         worker = cluster.start()
         held, give = self.take_descriptors(worker)
         peers = [self.spawn("serve", "--config", cluster.path, "--job", "worker", "--task", task) for task in range(6)]
@@ -1086,7 +1089,9 @@ class Compared(HealthCase):
         return path, worker
 
     def rows(self, path):
+        begin = time.monotonic()
         result = cli_support.run("health", "--config", path, "--json", "-connect-timeout", "60s")
+        cli_support.assert_soon(self, begin)
         shown = json.loads(result.stdout)
         return result.returncode, {worker["name"]: worker for worker in shown["workers"]}, shown["note"]
 

@@ -78,7 +78,7 @@ class Choice(LocalCase):
 
     def test_every_protocol(self):
         self.serve()
-        for protocol, paths in (("grpc", {"grpc", "none"}), ("grpc+local", {"zero-copy", "bounce", "none"})):
+        for protocol, paths in (("grpc", {"grpc", "none"}), ("grpc+local", {"zero-copy", "bounce", "inline", "none"})):
             self.assertLessEqual(set(self.pull("--protocol", protocol)["paths"]), paths)
         self.assert_error(1, "protocol: \"fast\" is no value of protocol", "pull", *self.target, "-o",
                           self.folder / "out.safetensors", "--protocol", "fast")
@@ -162,7 +162,7 @@ class ClientPeer(LocalCase):
     def test_the_configuration_decides(self):
         self.serve({"protocol": "grpc", "jobs": {"ps": {"protocol": "auto"}}})
         self.assertLessEqual(set(self.pull()["paths"]), {"grpc", "none"})
-        self.assertLessEqual(set(self.pull("--protocol", "auto")["paths"]), {"zero-copy", "bounce", "none"})
+        self.assertLessEqual(set(self.pull("--protocol", "auto")["paths"]), {"zero-copy", "bounce", "inline", "none"})
 
     def test_shared_memory_as_configured(self):
         (self.folder / "sockets").mkdir(mode=0o700)

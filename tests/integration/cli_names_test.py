@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import cli_support
 
@@ -33,8 +34,10 @@ class Names(cli_support.Case):
         self.addCleanup(subprocess.run, ["umount", "--lazy", "/etc/hosts"], check=False)
 
     def ask(self, path, code=4):
-        return json.loads(self.assert_run(code, "health", "--config", path, "--json", "-connect-timeout",
-                                          "60s").stdout)["workers"]
+        begin = time.monotonic()
+        shown = self.assert_run(code, "health", "--config", path, "--json", "-connect-timeout", "60s").stdout
+        cli_support.assert_soon(self, begin)
+        return json.loads(shown)["workers"]
 
     def serve(self, name, job="ps", **cluster):
         path = self.write_json({"cluster": cluster, "protocol": "grpc"}, name)

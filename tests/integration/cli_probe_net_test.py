@@ -3,6 +3,7 @@
 """Two workers on two hosts, between which the network loses something: `tensorlane health` reaches both and says that
 they do not reach each other, why, and what to do."""
 import json
+import time
 
 import cli_support
 import net_support
@@ -29,8 +30,10 @@ class Pairs(cli_support.Case):
         return {worker["name"]: worker for worker in json.loads(result.stdout)["workers"]}
 
     def assert_both(self, reason, remedy):
-        """Both rows have the same reason, and health exits with the code of unhealthy workers."""
+        """Both rows have the same reason, soon, and health exits with the code of unhealthy workers."""
+        begin = time.monotonic()
         found = self.health(4)
+        cli_support.assert_soon(self, begin)
         for finding in found.values():
             self.assertEqual((finding["healthy"], finding["stage"]), (False, "probe"), finding)
             self.assertRegex(finding["reason"], reason)

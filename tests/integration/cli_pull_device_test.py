@@ -33,8 +33,8 @@ class PullOnDevice(PullCase):
             shown, count = json.loads(result.stdout), len(self.tensors)
             self.assertEqual((shown["tensors"], shown["verified"], shown["compared"]), (count, count, count))
             self.assertEqual(shown["device"], "gpu:1")
-            self.assertEqual(shown["paths"], {"grpc": count - 1, "none": 1})
-            self.assertIn("the destination is on gpu:1", shown["reasons"]["grpc"])
+            self.assertEqual(shown["paths"], {"gpu-proxy": count - 1, "none": 1})
+            self.assertIn("its owner has it on the host", shown["reasons"]["gpu-proxy"])
             self.out().unlink()
 
     def test_without_checksum(self):
@@ -74,13 +74,19 @@ class PullOnDevice(PullCase):
             self.assert_run(0, "pull", *self.target, *GPU, "-o", self.out(), *flags, env=with_cuda())
             self.assertEqual(read_safetensors(self.out()), tensors)
 
-    def test_grpc_is_refused(self):
-        """Over a data plane a destination cannot be on a device."""
-        model = write_safetensors(self.folder / "model.safetensors", some_tensors())
-        cluster = self.cluster(ps=1, extra={"rdma": "require"})
-        cluster.start("ps", 0, "--publish", model)
-        self.assert_error(1, "the destination is on gpu:1", "pull", "--config", cluster.path, "--from", "ps:0", *GPU,
-                          "-o", self.out(), env=with_cuda())
+    def test_over_grpc_only_where_that_is_allowed(self):
+        """The largest tensor is one for which the pool can never have enough memory."""
+        tensors = {"small": ("U8", (1000,), bytes(1000)), "large": ("U8", (3 << 20,), bytes(3 << 20))}
+        model = write_safetensors(self.folder / "model.safetensors", tensors)
+        for rdma in ("prefer", "require"):
+            cluster = self.cluster(ps=1, extra={"rdma": rdma, "local": {"pool": "1MiB", "max_pool": "2MiB"}})
+            cluster.start("ps", 0, "--publish", model)
+            pull = ("pull", "--config", cluster.path, "--from", "ps:0", *GPU, "-o", self.out())
+            if rdma == "prefer":
+                self.assertIn("grpc 1, local gpu-proxy 1", self.assert_run(0, *pull, env=with_cuda()).stdout)
+                self.assertEqual(read_safetensors(self.out()), tensors)
+            else:
+                self.assert_error(1, "raise its maximum .local.max_pool.", *pull, env=with_cuda())
 
     def test_strings(self):
         """They are refused as without a device, and leave the others alone."""

@@ -158,7 +158,7 @@ class Pull(PullCase):
         self.assertEqual(shown["failed"], 0)
         self.assertEqual(shown["verified"], len(self.tensors))
         self.assertEqual(sum(shown["paths"].values()), len(self.tensors))
-        self.assertLessEqual(set(shown["paths"]), {"zero-copy", "bounce", "none"})
+        self.assertLessEqual(set(shown["paths"]), {"zero-copy", "bounce", "inline", "none"})
         self.assertGreater(shown["seconds"], 0)
         self.assertEqual((shown["from"], shown["address"]), ("/job:ps/task:0", cluster.address()))
         self.assertEqual((shown["output"], shown["complete"]), (str(self.out()), True))

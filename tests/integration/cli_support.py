@@ -77,12 +77,12 @@ def enter_namespace(probe, what, *others):
     os.execvp(unshare[0], [*unshare, sys.executable, *sys.argv])
 
 
-def wait_until(condition, what):
-    """Waits until the condition holds; fails the test when it never does."""
+def wait_until(condition, what, show=lambda: ""):
+    """Waits until the condition holds; fails the test when it never does, with what `show` returns then."""
     end = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > end:
-            raise AssertionError(f"never happened: {what}")
+            raise AssertionError(f"never happened: {what}\n{show()}")
         time.sleep(0.01)
 
 
@@ -154,7 +154,7 @@ class Process:
             if self.process.poll() is not None and not self.reader.is_alive():
                 raise AssertionError(f"ended with {self.process.returncode} before \"{text}\":\n{self.output}")
             return False
-        wait_until(is_there, f"\"{text}\" in:\n{self.output}")
+        wait_until(is_there, f"\"{text}\" in:", lambda: self.output)
         return self.find(text)
 
     def send(self, number):

@@ -116,6 +116,24 @@ class Pushes(SharesCase):
         self.publish("a", b"")
 
 
+class Receives(SharesCase):
+    """A client asks for each version of a tensor, and reads none of them."""
+
+    def test_versions_that_were_replaced_are_not_kept(self):
+        size = 4 << 20
+        self.start(limits={"inflight": "1MiB", "chunk": "1MiB", "held": "64MiB"})
+        unread = []
+        for step in range(30):  # The worker may hold 12 of them in all.
+            self.publish("v", bytes(size), step)
+            unread.append(self.receive("v", step))
+            self.addCleanup(unread[-1].cancel)
+            wait_until(lambda: self.counter("waiting_receivers") == 0, "the call is answered")
+        self.assertEqual(self.collect(unread[0])[0], 0)
+        for call in unread[1:-1]:
+            call.cancel()
+        self.assertEqual(self.collect(unread[-1])[0], 29)
+
+
 class Lists(SharesCase):
     """The worker has many tensors, with names for which matching a pattern takes long."""
 

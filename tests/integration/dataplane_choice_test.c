@@ -55,6 +55,14 @@ static bool carries(const char *transport)
     return driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, transport) == 0;
 }
 
+/* Whether a tensor has travelled over verbs, and the next one would. Where local breaks with each message, it may have
+ * come up again meanwhile. */
+static bool travels_over_verbs(uint64_t step)
+{
+    struct tl_completion got = transfer(step);
+    return got.path == TL_PATH_ZERO_COPY && got.path_reason[0] == '\0' && carries("verbs");
+}
+
 static unsigned queue_pairs_of(const struct fake_card *card)
 {
     struct fake_counters counters;
@@ -182,8 +190,7 @@ START_TEST(the_first_breaks_and_comes_back)
     struct fake_rule fault = {
         .fault = FAKE_BREAK, .kinds = FAKE_MESSAGE, .times = FAKE_ALWAYS, .provider = transport.locals[0].provider};
     fake_fabric_add_rule(transport.fabric, &fault);
-    CLUSTER_UNTIL((transfer(2), carries("verbs")));
-    expect(3, "verbs", TL_PATH_ZERO_COPY, "");
+    CLUSTER_UNTIL(travels_over_verbs(2));
     fake_fabric_clear_rules(transport.fabric);
     CLUSTER_UNTIL(carries("local"));
     expect(4, "local", TL_PATH_ZERO_COPY, "");

@@ -422,8 +422,11 @@ static size_t get_address(uint8_t *ret_bytes)
     uint8_t *place = put_number(ret_bytes, TL_DATAPLANE_VERSION, 4);
     place = put_number(place, INCARNATION, 8);
     place = put_number(place, 1, 8);
-    place = put_number(place, 256, 4);
-    place = put_number(place, 64, 4);
+    place = put_number(place, 256, 4);           /* slots, */
+    place = put_number(place, TL_SLOT_BYTES, 4); /* their length, */
+    place = put_number(place, 0, 4);             /* inline values */
+    place = put_number(place, 64, 4);            /* requests */
+    place = put_number(place, 0, 4);             /* and keys */
     place = put_number(place, pair.len_bytes, 4);
     memcpy(place, pair.bytes, pair.len_bytes);
     return (size_t)(place - ret_bytes) + pair.len_bytes;

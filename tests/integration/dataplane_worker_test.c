@@ -16,7 +16,8 @@
 #include "fakes/run_suite.h"
 
 #define LARGE (1 << 20)
-#define SMALL 1000
+#define SMALL 5000  /* Too small to be registered. */
+#define INLINE 1000 /* So small that it comes inside of a message. */
 
 /* Receives with the blocking form, which must succeed; the caller owns the tensor. */
 static struct tl_completion receive(const char *key, uint64_t step, struct tl_tensor *destination, bool wants_checksum)
@@ -181,6 +182,27 @@ START_TEST(small_tensors_are_copied_and_say_why)
 }
 END_TEST
 
+/* The path is inline, in memory that the library or the user has chosen, although RDMA is required. */
+START_TEST(smallest_tensors_come_inside_of_messages)
+{
+    prepare("\"rdma\": \"require\"");
+    open_both(_i);
+    for (unsigned step = 1; step < 5; step++) {
+        struct tl_tensor *destination = step % 2 == 0 ? cluster_tensor(INLINE, 0) : NULL;
+        send_tensor("s", step, INLINE, step);
+        struct tl_completion got = receive("s", step, destination, step > 2);
+        expect_path(&got, TL_PATH_INLINE);
+        ck_assert_str_eq(got.path_reason, "");
+        ck_assert_int_eq(got.is_verified, step > 2);
+        ck_assert(cluster_tensor_is(got.tensor, INLINE, step));
+        tl_tensor_put(got.tensor);
+        tl_tensor_put(destination);
+        cluster_expect(sent, TL_OK);
+    }
+    teardown();
+}
+END_TEST
+
 START_TEST(strings_dead_and_empty_tensors)
 {
     prepare("\"rdma\": \"require\"");
@@ -213,11 +235,11 @@ START_TEST(strings_dead_and_empty_tensors)
 }
 END_TEST
 
-/* The owner copies its tensor through pinned memory; a destination on a device is reached over the link. */
+/* Each side whose tensor lies on a device copies it through pinned memory, also where the link is forbidden. */
 START_TEST(tensors_on_devices)
 {
     setup_cuda();
-    prepare(NULL);
+    prepare("\"rdma\": \"require\"");
     open_both(_i);
     expect_transfer(0, TL_PATH_ZERO_COPY);
     for (unsigned step = 1; step < 4; step++) {
@@ -226,8 +248,8 @@ START_TEST(tensors_on_devices)
         fill(tensor, step);
         cluster_send(sender, "w", step, tensor, sent);
         struct tl_completion got = receive("w", step, destination, true);
-        expect_path(&got, step == 1 ? TL_PATH_BOUNCE : TL_PATH_GRPC);
-        if (step > 1) ck_assert_str_eq(got.path_reason, "the destination is on gpu:1");
+        expect_path(&got, TL_PATH_GPU_PROXY);
+        if (step > 1) ck_assert_str_eq(got.path_reason, "the transport reaches no memory of devices");
         ck_assert(is_filled(destination, step));
         tl_tensor_put(got.tensor);
         cluster_expect(sent, TL_OK);
@@ -625,6 +647,7 @@ int main(void)
         {"kinds", the_users_destination_is_written, 2},
         {"kinds", a_destination_that_does_not_fit_is_refused, 2},
         {"kinds", small_tensors_are_copied_and_say_why, 2},
+        {"kinds", smallest_tensors_come_inside_of_messages, 2},
         {"kinds", strings_dead_and_empty_tensors, 2},
         {"kinds", tensors_on_devices, 2},
         {"kinds", many_at_once_in_any_order, 2},

@@ -23,8 +23,8 @@
 #define OPENED 0 /* The slots of the streams. */
 #define ACCEPTED 1
 #define ASKED 70000
-/* The limits in control/link_send.c: what may wait on all accepted links, what may wait on one before it is no longer
- * read, and what one more frame may add. */
+/* The limits of control/link_unsent.c and control/link_frame.h: what may wait on all accepted links, what may wait on
+ * one before it is no longer read, and what one more frame may add. */
 #define MAX_UNSENT_OF_ALL 21845
 #define FREE_UNSENT 32 /* Each link has this in addition to its share. */
 #define MAX_UNSENT (16384 + FREE_UNSENT)
@@ -265,7 +265,7 @@ static void expect_both_served(unsigned favoured)
     ck_assert_uint_eq(closed_count, 2 * ASKED);
     for (unsigned slot = 0; slot < 2; slot++) {
         ck_assert(tl_link_is_idle(links[slot]) && links[slot]->answers.unsent_count == 0 &&
-                  links[slot]->answers.active_bytes == 0);
+                  links[slot]->answers.active_bytes[0] == 0);
         ck_assert(fake_stream_is_reading(slot) && !fake_stream_is_sending(slot));
     }
     ck_assert_uint_lt(max_unsent[ACCEPTED], MAX_UNSENT + MAX_REQUESTS);
@@ -392,7 +392,7 @@ START_TEST(peer_that_does_not_read_has_one_frame_outstanding)
     ck_assert_uint_eq(serve_count, 2 * LARGE_COUNT);
     ck_assert_uint_eq(sent_count[0], 2);
     ck_assert_uint_eq(control->stats.bytes_sent, sent_bytes);
-    ck_assert_uint_le(links[ACCEPTED]->answers.active_bytes, INFLIGHT_BYTES);
+    ck_assert_uint_le(links[ACCEPTED]->answers.active_bytes[0], INFLIGHT_BYTES);
 }
 END_TEST
 
@@ -408,7 +408,7 @@ START_TEST(no_more_is_begun_than_may_be_in_flight)
         uint64_t sent_before = control->stats.bytes_sent;
         note_frame(&begun, take(0));
         ck_assert_uint_le(control->stats.bytes_sent - sent_before, CHUNK_BYTES);
-        ck_assert_uint_le(links[ACCEPTED]->answers.active_bytes, INFLIGHT_BYTES);
+        ck_assert_uint_le(links[ACCEPTED]->answers.active_bytes[0], INFLIGHT_BYTES);
         ck_assert_uint_le(begun_bytes(&begun), INFLIGHT_BYTES);
         if (begun_bytes(&begun) > max_bytes) max_bytes = begun_bytes(&begun);
     }

@@ -136,7 +136,7 @@ START_TEST(mapped)
     ck_assert_uint_eq(engine.bytes_bounced, 0);
     ck_assert_str_eq(cluster_peer_info(worker, 0).transport, "local");
     struct tl_completion got = receive("small");
-    ck_assert_msg(got.path == TL_PATH_ZERO_COPY, "%s", tl_path_name(got.path));
+    ck_assert_msg(got.path == TL_PATH_INLINE, "%s", tl_path_name(got.path));
     ck_assert(cluster_tensor_is(got.tensor, SMALL_BYTES, 1));
     tl_tensor_put(got.tensor);
     end();

@@ -126,7 +126,7 @@ END_TEST
 START_TEST(small_tensor_in_a_large_allocation_is_copied_twice)
 {
     static uint8_t memory[LARGE];
-    const uint64_t size_bytes = 1000;
+    const uint64_t size_bytes = 5000;
     const struct tl_tensor_view view = {.size_bytes = sizeof(view),
                                         .dtype = TL_U8,
                                         .rank = 1,
@@ -153,8 +153,7 @@ START_TEST(small_tensor_in_a_large_allocation_is_copied_twice)
 }
 END_TEST
 
-/* There are more receives of values that are not sent than a data connection can have open at a time. */
-#define NEVER_SENT 1100
+#define NEVER_SENT 5000
 
 static struct tl_cq *ask_in_vain(void)
 {
@@ -178,21 +177,17 @@ static void publish_there(void)
     tl_tensor_put(tensor);
 }
 
+/* A receive that waits for its value holds nothing that others need. */
 START_TEST(published_tensor_arrives_while_many_others_are_awaited)
 {
     struct tl_completion got;
-    open_pair(0, NULL);
+    open_pair(0, _i == 0 ? NULL : "\"rdma\": \"require\"");
     publish_there();
     struct tl_cq *cq = ask_in_vain();
     ck_assert_msg(receive("there", CLUSTER_LONG / 3, &got) == TL_OK, "%s", error.message);
     ck_assert(cluster_tensor_is(got.tensor, LARGE, 3));
-    ck_assert_int_eq(got.path, TL_PATH_GRPC);
-    ck_assert_msg(strstr(got.path_reason,
-                         "all 1024 requests that the data connection to /job:node/task:0 takes at a time "
-                         "wait for their values") != NULL,
-                  "%s", got.path_reason);
+    ck_assert_int_eq(got.path, TL_PATH_ZERO_COPY);
     tl_tensor_put(got.tensor);
-    /* The receives that have waited on either path complete when their values are sent. */
     for (unsigned step = 0; step < NEVER_SENT; step++) {
         struct tl_tensor *tensor = cluster_tensor(8, step);
         cluster_send(cluster.workers[0], "never", step, tensor, sent);
@@ -200,26 +195,8 @@ START_TEST(published_tensor_arrives_while_many_others_are_awaited)
     }
     for (unsigned step = 0; step < NEVER_SENT; step++)
         cluster_expect(cq, TL_OK);
-    ck_assert_int_eq(receive("there", CLUSTER_LONG, &got), TL_OK);
-    ck_assert_int_eq(got.path, TL_PATH_ZERO_COPY);
-    tl_tensor_put(got.tensor);
     tl_cq_destroy(cq);
     teardown();
-}
-END_TEST
-
-START_TEST(error_says_what_the_receive_waited_for)
-{
-    struct tl_completion got;
-    open_pair(0, "\"rdma\": \"require\"");
-    publish_there();
-    struct tl_cq *cq = ask_in_vain();
-    ck_assert_int_eq(receive("there", CLUSTER_SECOND / 10, &got), TL_DEADLINE_EXCEEDED);
-    ck_assert_msg(strstr(error.message, "it waited to be requested: all 1024 requests that the data connection to "
-                                        "/job:node/task:0 takes at a time wait for their values") != NULL,
-                  "%s", error.message);
-    teardown();
-    tl_cq_destroy(cq);
 }
 END_TEST
 
@@ -231,8 +208,7 @@ int main(void)
     tcase_add_loop_test(tcase, copied_once, 0, 8);
     tcase_add_loop_test(tcase, copied_twice, 0, 4);
     tcase_add_loop_test(tcase, small_tensor_in_a_large_allocation_is_copied_twice, 0, 2);
-    tcase_add_test(tcase, published_tensor_arrives_while_many_others_are_awaited);
-    tcase_add_test(tcase, error_says_what_the_receive_waited_for);
+    tcase_add_loop_test(tcase, published_tensor_arrives_while_many_others_are_awaited, 0, 2);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -45,6 +45,16 @@ static bool is_requested(const struct fake_seen *seen)
     return seen->requests == 1;
 }
 
+static bool are_requested(const struct fake_seen *seen)
+{
+    return seen->requests >= 3;
+}
+
+static bool are_cancelled(const struct fake_seen *seen)
+{
+    return seen->ended[TL_SERVE_CANCELLED] >= 3;
+}
+
 static bool is_broken_off(const struct fake_seen *seen)
 {
     return seen->broken_off == 1;
@@ -72,15 +82,20 @@ static struct tl_tensor *make_tensor(uint64_t size_bytes)
 
 /* ----------------------------------------------------------------------------------------------------- Receive -- */
 
-static void ask(const char *key, uint64_t step, bool wants_checksum)
+static void ask_with(struct raw_call *receive, const char *key, uint64_t step, bool wants_checksum)
 {
     Tensorlane__V1__ReceiveRequest request = TENSORLANE__V1__RECEIVE_REQUEST__INIT;
     request.key = (char *)key;
     request.step = step;
     request.wants_checksum = wants_checksum;
-    raw_call_open(&call, worker.address, RECEIVE, TL_TIME_NEVER);
-    raw_call_send_message(&call, &request.base);
-    raw_call_half_close(&call);
+    raw_call_open(receive, worker.address, RECEIVE, TL_TIME_NEVER);
+    raw_call_send_message(receive, &request.base);
+    raw_call_half_close(receive);
+}
+
+static void ask(const char *key, uint64_t step, bool wants_checksum)
+{
+    ask_with(&call, key, step, wants_checksum);
 }
 
 static Tensorlane__V1__ReceiveResponse *next_piece(void)
@@ -352,6 +367,83 @@ START_TEST(receive_of_a_client_that_does_not_read)
     ck_assert_msg(status->code == TL_DEADLINE_EXCEEDED, "%s: %s", tl_status_name(status->code), status->message);
     ck_assert_ptr_nonnull(strstr(status->message, "no progress"));
     raw_call_close(&call);
+}
+END_TEST
+
+/* The calls of one client hold two values of any size, here of more than the bound of 1 MiB together. */
+#define INFLIGHT_BYTES (64 << 10)
+#define HALF_BYTES (UINT64_C(4) << 20)
+
+static void start_with_values(void)
+{
+    worker.script.chunk_bytes = 64 << 10;
+    worker.script.inflight_bytes = INFLIGHT_BYTES;
+    fake_worker_offer(&worker, "half", make_tensor(HALF_BYTES));
+    fake_worker_offer(&worker, "small", make_tensor(100));
+    fake_worker_offer(&worker, "empty", make_tensor(0));
+    fake_worker_offer(&worker, "once", make_tensor(HALF_BYTES));
+    worker.script.offers[3].offer.is_one_shot = true;
+    fake_worker_start(&worker);
+}
+
+static void finish_well(struct raw_call *receive)
+{
+    const struct tl_error *status = raw_call_finish(receive);
+    ck_assert_msg(status->code == TL_OK, "%s: %s", tl_status_name(status->code), status->message);
+    raw_call_close(receive);
+}
+
+static bool has_asked_again(const struct fake_seen *seen)
+{
+    return seen->requests == 4 && seen->ended[TL_SERVE_CANCELLED] == 1;
+}
+
+START_TEST(receives_beyond_what_their_client_may_hold_ask_again)
+{
+    struct raw_call calls[3];
+    start_with_values();
+    for (unsigned i = 0; i < 3; i++)
+        ask_with(&calls[i], "half", 0, false);
+    fake_worker_wait(&worker, are_requested);
+    finish_well(&calls[0]);
+    fake_worker_wait(&worker, has_asked_again); /* the third one, which had let its value go */
+    finish_well(&calls[2]);
+    finish_well(&calls[1]);
+    ck_assert_uint_eq(fake_worker_seen(&worker).ended[TL_SERVE_RECEIVED], 3);
+    ck_assert_uint_eq(fake_worker_seen(&worker).requests, 4);
+}
+END_TEST
+
+/* Values without bytes need no space, and one-shot values are reserved for their call. */
+START_TEST(receives_that_are_answered_in_any_case)
+{
+    struct raw_call calls[4];
+    start_with_values();
+    for (unsigned i = 0; i < 3; i++)
+        ask_with(&calls[i], i < 2 ? "half" : "small", 0, false);
+    ask_with(&calls[3], "once", 0, false);
+    finish_well(&calls[3]);
+    raw_call_close(&calls[2]); /* it waits, and is given up */
+    ask("empty", 0, false);
+    finish_well(&call);
+    finish_well(&calls[0]);
+    ask("small", 0, false);
+    finish_well(&call);
+    finish_well(&calls[1]);
+    ck_assert_uint_eq(fake_worker_seen(&worker).ended[TL_SERVE_RECEIVED], 5);
+}
+END_TEST
+
+START_TEST(stop_ends_receives_that_wait_for_others)
+{
+    struct raw_call calls[3];
+    start_with_values();
+    for (unsigned i = 0; i < 3; i++)
+        ask_with(&calls[i], "half", 0, false);
+    fake_worker_wait(&worker, are_requested);
+    for (unsigned i = 0; i < 3; i++)
+        raw_call_close(&calls[i]);
+    fake_worker_wait(&worker, are_cancelled);
 }
 END_TEST
 
@@ -871,6 +963,9 @@ int main(void)
         receive_deadline_of_the_client,
         receive_cancelled_in_the_middle,
         receive_of_a_client_that_does_not_read,
+        receives_beyond_what_their_client_may_hold_ask_again,
+        receives_that_are_answered_in_any_case,
+        stop_ends_receives_that_wait_for_others,
         receive_unreadable_from_the_start,
         receive_unreadable_in_the_middle,
         receive_unreadable_once_all_was_sent,

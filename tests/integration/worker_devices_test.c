@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tensors on devices, from worker to worker over gRPC: all bytes, what they cost, and what may fail on the way. */
+/* Tensors on devices, from worker to worker: all bytes, what they cost, and what may fail on the way. Most travel over
+ * gRPC. */
 #include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -11,6 +12,7 @@
 #include "fakes/device_case.h"
 #include "fakes/proxy.h"
 #include "fakes/run_suite.h"
+#include "server/worker_internal.h"
 #include "tensor/device.h"
 
 #define BLOCK TL_STAGING_BLOCK_BYTES
@@ -20,6 +22,7 @@ static struct cluster cluster;
 static struct proxy proxy;
 static struct tl_cq *send_cq;
 static struct tl_cq *recv_cq;
+static bool is_local; /* nothing may travel over gRPC */
 
 static void open_with(const char *settings)
 {
@@ -47,6 +50,13 @@ static void setup_little_inflight(void)
     open_with("\"timeouts\": {\"stalled\": \"1s\"}, \"limits\": {\"inflight\": \"64KiB\", \"chunk\": \"16KiB\"}");
 }
 
+/* Within the host, and not over gRPC. */
+static void setup_local(void)
+{
+    open_with("\"protocol\": \"grpc+local\", \"rdma\": \"require\"");
+    is_local = true;
+}
+
 static void teardown(void)
 {
     proxy_limit(&proxy, PROXY_DOWN, UINT64_MAX);
@@ -57,12 +67,16 @@ static void teardown(void)
     proxy_stop(&proxy);
 }
 
-static void publish(const char *key, struct tl_device device, uint64_t size_bytes, unsigned seed)
+static void publish_tensor(const char *key, struct tl_tensor *tensor, unsigned seed)
 {
-    struct tl_tensor *tensor = bytes_on(device, size_bytes);
-    if (size_bytes > 0) fill(tensor, seed);
+    if (tl_tensor_size_bytes(tensor) > 0) fill(tensor, seed);
     cluster_publish(cluster.workers[0], key, 0, tensor);
     tl_tensor_put(tensor);
+}
+
+static void publish(const char *key, struct tl_device device, uint64_t size_bytes, unsigned seed)
+{
+    publish_tensor(key, bytes_on(device, size_bytes), seed);
 }
 
 static tl_op_id receive(const char *key, struct tl_tensor *destination, bool wants_checksum)
@@ -78,13 +92,16 @@ static tl_op_id receive(const char *key, struct tl_tensor *destination, bool wan
     return op;
 }
 
-/* A destination that may be written at once, so that the copy is what a test holds. */
-static struct tl_tensor *destination_on(struct tl_device device, uint64_t size_bytes)
+/* A tensor that may be read or written at once, so that the copy is what a test holds, and not a stream before it. */
+static struct tl_tensor *ready_on(struct tl_device device, uint64_t size_bytes)
 {
     struct tl_tensor *tensor = bytes_on(device, size_bytes);
     tl_tensor_set_stream(tensor, TL_STREAM_NONE);
     return tensor;
 }
+
+/* The value and its destination are on devices, and no checksum is wanted. */
+static bool is_from_device_to_device;
 
 /* The next receive must succeed, with the bytes of this seed. */
 static void expect(struct tl_tensor *destination, unsigned seed, bool is_verified)
@@ -92,7 +109,9 @@ static void expect(struct tl_tensor *destination, unsigned seed, bool is_verifie
     struct tl_completion completion = cluster_next(recv_cq);
     ck_assert_msg(completion.status.code == TL_OK, "%s", completion.status.message);
     ck_assert(completion.is_verified == is_verified);
-    ck_assert_int_eq(completion.path, TL_PATH_GRPC);
+    if (!is_local) ck_assert_int_eq(completion.path, TL_PATH_GRPC);
+    if (is_local && destination && tl_tensor_is_on_device(destination))
+        ck_assert_int_eq(completion.path, is_from_device_to_device ? TL_PATH_GPU_IPC : TL_PATH_GPU_PROXY);
     if (destination) ck_assert_ptr_eq(completion.tensor, destination);
     ck_assert(is_filled(completion.tensor, seed));
     tl_tensor_put(completion.tensor);
@@ -105,25 +124,17 @@ static struct fake_cuda_counts counts(void)
     return counts;
 }
 
-/* Every block of a device can be taken. */
-static void check_blocks(struct tl_device device)
-{
-    void *blocks[TL_STAGING_BLOCKS];
-    struct tl_tensor *from = bytes_on(device, 1), *to = bytes_on(host, 1);
-    copy(to, from); /* they are pinned from here on */
-    tl_tensor_put(from);
-    tl_tensor_put(to);
-    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
-        CLUSTER_UNTIL((blocks[i] = tl_device_staging_try(device)) != NULL);
-    ck_assert_ptr_null(tl_device_staging_try(device));
-    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
-        tl_device_staging_put(device, blocks[i], false);
-}
-
 static void pause_for(unsigned ms)
 {
     for (unsigned i = 0; i < ms; i++)
         cluster_pause();
+}
+
+/* Waits until a device has another copy in a stream: before that the transfer may wait for blocks, and be given up at
+ * once. */
+static void await_copy(uint64_t before_bytes)
+{
+    CLUSTER_UNTIL(counts().begun_bytes > before_bytes);
 }
 
 /* ------------------------------------------------------------------------------------------------------- bytes -- */
@@ -143,9 +154,12 @@ START_TEST(all_bytes_arrive)
         for (unsigned wants_checksum = 0; wants_checksum < 2; wants_checksum++) {
             struct tl_tensor *destination = bytes_on(to, sizes[i]);
             uint64_t before_bytes = counts().copied_bytes;
+            is_from_device_to_device = is_from_device && is_to_device && wants_checksum == 0;
             receive(key, destination, wants_checksum);
             expect(destination, i, wants_checksum);
             uint64_t sides = (is_from_device ? 1u : 0u) + (is_to_device ? 1u + wants_checksum : 0u);
+            /* Memory of these sizes need not be copied before another process imports it. */
+            if (is_local && is_from_device_to_device && sizes[i] + 1 >= BLOCK && sizes[i] <= BLOCK) sides = 1;
             ck_assert_uint_eq(counts().copied_bytes - before_bytes, sides * sizes[i]);
             tl_tensor_put(destination);
         }
@@ -296,12 +310,11 @@ END_TEST
 /* A receive that is cancelled while the device writes its destination completes when the device has let go. */
 START_TEST(cancelled_in_a_copy)
 {
-    struct tl_tensor *destination = destination_on(gpu1, 2 * BLOCK);
+    struct tl_tensor *destination = ready_on(gpu1, 2 * BLOCK);
     publish("big", host, 2 * BLOCK, 1);
     cuda->hold(NULL, true);
     tl_op_id op = receive("big", destination, false);
-    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= BLOCK);
-    pause_for(100); /* the copies are in their stream */
+    await_copy(0);
     ck_assert_int_eq(tl_cancel(cluster.workers[1], op), TL_OK);
     pause_for(100);
     ck_assert(cluster_is_quiet(recv_cq));
@@ -319,10 +332,10 @@ END_TEST
 /* The owner is still reading a value from its device when its receiver gives up: nothing is left behind. */
 START_TEST(cancelled_while_the_owner_reads)
 {
-    publish("big", gpu0, BIG_BYTES, 1);
+    publish_tensor("big", ready_on(gpu0, BIG_BYTES), 1);
     cuda->hold(NULL, true);
     tl_op_id op = receive("big", NULL, false);
-    pause_for(100);
+    await_copy(0);
     ck_assert_int_eq(tl_cancel(cluster.workers[1], op), TL_OK);
     cluster_expect(recv_cq, TL_CANCELLED);
     cuda->hold(NULL, false);
@@ -360,8 +373,7 @@ static tl_op_id break_in_a_copy(struct tl_tensor *destination, bool wants_checks
     proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
     cuda->hold(NULL, true);
     tl_op_id op = receive("big", destination, wants_checksum);
-    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= BLOCK);
-    pause_for(50);
+    await_copy(0);
     proxy_cut(&proxy);
     return op;
 }
@@ -369,7 +381,7 @@ static tl_op_id break_in_a_copy(struct tl_tensor *destination, bool wants_checks
 /* The connection breaks while the device holds the bytes: nothing else uses the destination until it has let go. */
 START_TEST(broken_in_a_copy)
 {
-    struct tl_tensor *destination = destination_on(gpu1, BIG_BYTES);
+    struct tl_tensor *destination = ready_on(gpu1, BIG_BYTES);
     (void)break_in_a_copy(destination, true);
     proxy_limit(&proxy, PROXY_DOWN, UINT64_MAX);
     pause_for(100);
@@ -383,7 +395,7 @@ END_TEST
 /* Given up after the connection broke, while the device still writes the destination. */
 START_TEST(cancelled_after_the_break)
 {
-    struct tl_tensor *destination = destination_on(gpu1, BIG_BYTES);
+    struct tl_tensor *destination = ready_on(gpu1, BIG_BYTES);
     tl_op_id op = break_in_a_copy(destination, false);
     pause_for(100);
     ck_assert_int_eq(tl_cancel(cluster.workers[1], op), TL_OK);
@@ -408,12 +420,11 @@ static void *close_owner(void *unused)
 START_TEST(drained_while_the_device_writes)
 {
     pthread_t thread;
-    struct tl_tensor *destination = destination_on(gpu1, 1000);
+    struct tl_tensor *destination = ready_on(gpu1, 1000);
     publish("big", host, 1000, 5);
     cuda->hold(NULL, true);
     receive("big", destination, false);
-    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= 1000);
-    pause_for(50);
+    await_copy(0);
     ck_assert_int_eq(pthread_create(&thread, NULL, close_owner, NULL), 0);
     pause_for(200);
     cuda->hold(NULL, false);
@@ -427,7 +438,7 @@ END_TEST
 /* A worker that closes does not wait for the peer, and what its device does is waited for. */
 START_TEST(closed_in_a_copy)
 {
-    struct tl_tensor *destination = destination_on(gpu1, BIG_BYTES);
+    struct tl_tensor *destination = ready_on(gpu1, BIG_BYTES);
     publish("big", gpu0, BIG_BYTES, 5);
     proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
     receive("big", destination, true);
@@ -443,6 +454,88 @@ START_TEST(closed_in_a_copy)
     tl_tensor_put(destination);
     check_blocks(gpu0);
     check_blocks(gpu1);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------- shared memory -- */
+
+struct count {
+    struct tl_command command;
+    uint64_t bytes;
+};
+
+static void run_count(struct tl_command *command)
+{
+    struct tl_engine_stats engine;
+    struct tl_memory_stats memory;
+    struct tl_reactor_stats reactor;
+    tl_transports_get_stats(command->worker, &engine, &memory, &reactor);
+    TL_CONTAINER_OF(command, struct count, command)->bytes = engine.bytes_bounced;
+}
+
+/* What the CPU has copied for a worker. */
+static uint64_t bounced_bytes(unsigned task)
+{
+    struct count count = {.bytes = 0};
+    tl_worker_run(cluster.workers[task], &count.command, run_count);
+    return count.bytes;
+}
+
+/* Receives a small value from a device; returns whether the device has copied it straight into the pool. */
+static bool is_straight(void)
+{
+    uint64_t bounced = bounced_bytes(0);
+    receive("small", NULL, false);
+    tl_tensor_put(cluster_next(recv_cq).tensor);
+    return bounced_bytes(0) == bounced;
+}
+
+/* The first values that are sent to the host pin the pool. From then on a device copies each byte once, straight into
+ * the pool, and the CPU none. */
+START_TEST(through_a_pinned_pool)
+{
+    struct tl_tensor *destination = bytes_on(host, BIG_BYTES);
+    publish("small", gpu0, 1000, 1);
+    CLUSTER_UNTIL(is_straight());
+    ck_assert_uint_gt(counts().registrations, 0);
+    for (unsigned round = 0; round < 4; round++) {
+        publish("big", round % 2 == 0 ? gpu0 : gpu1, BIG_BYTES, round);
+        uint64_t copied = counts().copied_bytes, bounced = bounced_bytes(0);
+        receive("big", round < 2 ? NULL : destination, false);
+        struct tl_completion completion = cluster_next(recv_cq);
+        ck_assert_msg(completion.status.code == TL_OK, "%s", completion.status.message);
+        ck_assert(is_filled(completion.tensor, round));
+        ck_assert_int_eq(completion.path, TL_PATH_GPU_PROXY);
+        ck_assert_str_ne(completion.path_reason, "");
+        if (round < 2) ck_assert_str_eq(completion.path_reason, "copied by the owner");
+        tl_tensor_put(completion.tensor);
+        ck_assert_uint_eq(counts().copied_bytes - copied, BIG_BYTES);
+        ck_assert_uint_eq(bounced_bytes(0), bounced);
+    }
+    tl_tensor_put(destination);
+    cluster_close(&cluster, 0);
+    CLUSTER_UNTIL(counts().registrations == 0);
+}
+END_TEST
+
+/* The owner closes while its device copies into the pool: the memory stays until that is over. */
+START_TEST(closed_in_a_copy_into_the_pool)
+{
+    publish("small", gpu0, 1000, 1);
+    publish_tensor("big", ready_on(gpu0, BIG_BYTES), 1);
+    CLUSTER_UNTIL(is_straight());
+    cuda->hold(NULL, true);
+    uint64_t before_bytes = counts().begun_bytes;
+    tl_op_id op = receive("big", NULL, false);
+    await_copy(before_bytes);
+    tl_worker_close(cluster.workers[0], 0);
+    cluster.workers[0] = NULL;
+    ck_assert_uint_gt(counts().registrations, 0);
+    cuda->hold(NULL, false);
+    CLUSTER_UNTIL(counts().registrations == 0);
+    (void)!tl_cancel(cluster.workers[1], op); /* unless it has failed, it waits for the owner to come back */
+    ck_assert_int_ne(cluster_next(recv_cq).status.code, TL_OK);
+    check_blocks(gpu0);
 }
 END_TEST
 
@@ -558,14 +651,13 @@ END_TEST
 /* A device that fails ends what needs it, with its name; the workers go on. */
 START_TEST(lost_device)
 {
-    struct tl_tensor *destination = destination_on(gpu1, BIG_BYTES);
+    struct tl_tensor *destination = ready_on(gpu1, BIG_BYTES);
     bool is_the_owners = _i == 0;
-    publish("big", is_the_owners ? gpu0 : host, BIG_BYTES, 5);
+    publish_tensor("big", ready_on(is_the_owners ? gpu0 : host, BIG_BYTES), 5);
     publish("small", host, 1000, 6);
     cuda->hold(NULL, true);
     receive("big", is_the_owners ? NULL : destination, false);
-    if (!is_the_owners) CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).bytes_received >= BLOCK);
-    pause_for(50);
+    await_copy(0);
     cuda->break_device(is_the_owners ? 0 : 1, 700);
     cuda->hold(NULL, false);
     struct tl_completion completion = cluster_next(recv_cq);
@@ -599,6 +691,15 @@ int main(void)
     tcase_add_test(whole, closed_while_others_wait_for_the_value);
     tcase_add_test(whole, blocks_are_not_kept_by_a_slow_peer);
     tcase_add_loop_test(whole, lost_device, 0, 2);
+    TCase *local = tcase_create("shared memory");
+    tcase_add_checked_fixture(local, setup_local, teardown);
+    tcase_add_loop_test(local, all_bytes_arrive, 0, 9);
+    tcase_add_test(local, sends);
+    tcase_add_test(local, without_bytes);
+    tcase_add_test(local, many_at_once);
+    tcase_add_test(local, streams_come_first);
+    tcase_add_test(local, through_a_pinned_pool);
+    tcase_add_test(local, closed_in_a_copy_into_the_pool);
     TCase *small = tcase_create("small chunks");
     tcase_add_checked_fixture(small, setup_small_chunks, teardown);
     tcase_add_loop_test(small, all_bytes_arrive, 4, 9);
@@ -610,6 +711,7 @@ int main(void)
     Suite *suite = suite_create("worker_devices");
     suite_add_tcase(suite, little);
     suite_add_tcase(suite, whole);
+    suite_add_tcase(suite, local);
     suite_add_tcase(suite, small);
     return run_suite(suite);
 }

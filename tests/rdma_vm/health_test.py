@@ -63,7 +63,7 @@ grep "a card is passed over" /tmp/second.ps.log >&2
 cat /tmp/good.pairs >&2
 try none_works device ps worker
 try not_started port ps
-# Whoever gives a path up says why.
+# A worker that gives a path up says why.
 grep "gives no reason" /tmp/*.log >&2 && exit 1
 exit 0
 """

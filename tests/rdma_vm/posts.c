@@ -29,7 +29,7 @@ struct post {
     uint64_t remote;
     uint64_t len_bytes;
     uint32_t key;        /* For a write or read: the peer's key; for a bind: the new key. */
-    uint32_t region_key; /* of a bind: of the region behind it */
+    uint32_t region_key; /* For a bind: the key of the region behind it. */
 };
 
 /* How to change the next write that reads at `from`, or the next SOURCE that shows the memory there. */
@@ -40,7 +40,9 @@ struct redirection {
     bool is_set;
 };
 
-/* The first byte of a SOURCE (docs/protocol.md). Its descriptor has the address (8 bytes) and the key (4 bytes). */
+/* How many bytes of a slot are in front of its first message (docs/protocol.md). */
+#define BATCH_HEAD_BYTES 4
+/* The first byte of a SOURCE. Its descriptor has the address (8 bytes) and the key (4 bytes). */
 #define SOURCE_TYPE 13
 
 /* How to change the next message of the type that contains the text. */
@@ -114,8 +116,9 @@ static void redirect_source(const struct ibv_send_wr *request)
 {
     if (!redirection.is_set || !redirection.is_of_source) return;
     if (request->opcode != IBV_WR_SEND || request->num_sge == 0) return;
-    uint8_t *message = (uint8_t *)(uintptr_t)request->sg_list->addr;
-    uint8_t *address = memmem(message, request->sg_list->length, &redirection.from, sizeof(redirection.from));
+    uint8_t *message = (uint8_t *)(uintptr_t)request->sg_list->addr + BATCH_HEAD_BYTES;
+    size_t len_bytes = request->sg_list->length - BATCH_HEAD_BYTES;
+    uint8_t *address = memmem(message, len_bytes, &redirection.from, sizeof(redirection.from));
     if (message[0] != SOURCE_TYPE || address == NULL) return;
     redirection.is_set = false;
     memcpy(address, &redirection.to, sizeof(redirection.to));
@@ -127,8 +130,8 @@ static void falsify(const struct ibv_send_wr *request)
 {
     size_t text_bytes = strlen(falsification.text);
     if (text_bytes == 0 || request->opcode != IBV_WR_SEND || request->num_sge == 0) return;
-    uint8_t *message = (uint8_t *)(uintptr_t)request->sg_list->addr;
-    uint32_t len_bytes = request->sg_list->length;
+    uint8_t *message = (uint8_t *)(uintptr_t)request->sg_list->addr + BATCH_HEAD_BYTES;
+    uint32_t len_bytes = request->sg_list->length - BATCH_HEAD_BYTES;
     uint8_t *text = memmem(message, len_bytes, falsification.text, text_bytes);
     if (message[0] != falsification.type || text == NULL) return;
     falsification.text[0] = '\0';

@@ -24,7 +24,7 @@ CAPACITY = 65536
 WRITE, WRITE_WITH_IMMEDIATE, SEND, READ, BIND = 0, 1, 2, 4, 8
 # The types of messages, and where they have the length of their key or text (docs/protocol.md); 0: right in front of
 # it.
-REQUEST, ERROR_STATUS = (3, 0), (7, 16)
+REQUEST, ERROR_STATUS = (3, 0), (7, 12)
 
 Post = collections.namedtuple("Post", "opcode queue_pair local remote bytes key region_key")
 
@@ -50,14 +50,14 @@ def take():
 
 def writes(found, source=None):
     """Returns the writes of bytes, or those that read from the tensor, in the order of what they read."""
-    begin_, end = (source.address, source.address + len(source.bytes)) if source else (0, 1 << 64)
+    begin_, end = (source.address, source.address + source.size_bytes) if source else (0, 1 << 64)
     return sorted((post for post in found if post.opcode in (WRITE, WRITE_WITH_IMMEDIATE) and post.bytes > 0
                    and begin_ <= post.local < end), key=lambda post: post.local)
 
 
 def reads(found, destination=None):
     """Returns the reads, or those into the tensor, in the order of where their bytes go."""
-    begin_, end = (destination.address, destination.address + len(destination.bytes)) if destination else (0, 1 << 64)
+    begin_, end = (destination.address, destination.address + destination.size_bytes) if destination else (0, 1 << 64)
     return sorted((post for post in found if post.opcode == READ and begin_ <= post.local < end),
                   key=lambda post: post.local)
 

@@ -64,7 +64,7 @@ static void open_end(struct end *end, struct tl_provider *provider, enum tl_keys
                                               .slot_count = 16,
                                               .work_count = 16,
                                               .request_count = 16,
-                                              .cache_count = 16,
+                                              .key_count = 16,
                                               .peer_memory = memory,
                                               .peer_timeout_ns = PATIENCE_NS,
                                               .connect_ns = PATIENCE_NS,

@@ -314,7 +314,7 @@ START_TEST(link_down_is_said_to_be_the_link)
 }
 END_TEST
 
-/* No one sends here: the device's own event breaks the queue pair, and wakes a sleeping reactor. */
+/* Nothing is sent here: the device's own event breaks the queue pair, and wakes a sleeping reactor. */
 START_TEST(link_down_wakes_a_sleeper)
 {
     set_up(16, 16, TL_KEYS_WINDOW);

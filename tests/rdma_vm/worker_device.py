@@ -10,14 +10,13 @@ import tempfile
 import unittest
 
 import workers
-from workers import OVER_VERBS, PROGRAM, Server, Tensor, Worker
+from workers import NO_LOCKED_MEMORY, OVER_VERBS, PROGRAM, Server, Tensor, Worker
 
 CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.1:4002"], "worker": ["10.10.0.1:4001"]},
            "protocol": "grpc+verbs", "rdma": "require", "timeouts": {"drain": "5s", "connect": "60s"},
            # These settings suit the guests of a busy machine. The setting timeout avoids that rxe sends packets again:
            # it would bind windows again, which fails because they are bound.
            "verbs": {"timeout": 22, "piece": "1MiB", "peer_timeout": "10s", "pool": "4MiB"}}
-NO_LOCKED_MEMORY = ("setpriv", "--bounding-set", "-ipc_lock", "bash", "-c", 'ulimit -l 64; exec "$@"', "-")
 
 
 def cluster(ps=None, **settings):

@@ -13,7 +13,9 @@ import re
 import unittest
 
 import posts  # This import must come before workers.
+import devices
 import workers
+from devices import GPU, HOST
 from workers import OVER_VERBS, Tensor, Worker
 
 PEER = "/job:ps/task:0"
@@ -65,48 +67,54 @@ class Cancelled(unittest.TestCase):
     """Receives are cancelled while their bytes come, and their memory is used again as soon as they are over: the
     user's memory under keys of windows, memory of the peer's pool under keys of regions."""
     more = {}
+    owner = receiver = HOST
 
     def start(self, keys, size, **verbs):
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
         config = cluster(keys, **verbs) | self.more
-        self.there = stack.enter_context(Worker(config, "ps"))
-        self.here = stack.enter_context(Worker(config, "worker"))
+        self.path = "gpu-direct" if self.owner.kind or self.receiver.kind else "zero-copy"
+        self.there = stack.enter_context(Worker(config, "ps", device=self.owner))
+        self.here = stack.enter_context(Worker(config, "worker", device=self.receiver))
         self.log = stack.enter_context(workers.logged())
         self.peer = self.here.peer(PEER)
         self.size = size
-        self.source = Tensor(b"\x77" * self.size)
-        self.destination = Tensor(bytes(self.size)) if keys == "window" else None
+        self.source = self.there.make(b"\x77" * self.size)
+        self.destination = self.here.make(bytes(self.size)) if keys == "window" else None
         self.there.publish("long", self.source)
-        self.there.publish("other", Tensor(b"\x22" * self.size))
+        self.there.publish("other", self.there.make(b"\x22" * self.size))
         self.receive("long", self.destination)
         self.use_again()
         stack.enter_context(slow_wire())
 
     def receive(self, key, destination=None):
-        """Receives directly, over the path."""
+        """Receives directly, over the path; values on GPUs are copied first, while the card is tried."""
         found = []
-        workers.wait_until(lambda: found.append(self.here.receive(self.peer, key, 0, destination))
-                           or found[-1].status != "UNAVAILABLE", "a path")
-        self.assertEqual(("OK", "zero-copy"), (found[-1].status, found[-1].path), found)
+        workers.wait_until(lambda: found.append(self.here.receive(self.peer, key, 0, destination, is_verified=False))
+                           or (found[-1].status != "UNAVAILABLE" and found[-1].path != "gpu-proxy"), "a path")
+        self.assertEqual(("OK", self.path), (found[-1].status, found[-1].path), found)
         return found[-1].tensor
+
+    def watch(self, begin):
+        """Returns the first and the last byte of what goes to the address, and the operation before them."""
+        place = devices.view(begin) if self.receiver.kind else begin
+        return self.op, ctypes.c_uint8.from_address(place), ctypes.c_uint8.from_address(place + self.size - 1)
 
     def ask(self):
         """Begins to receive; returns the operation, and where its first and last byte go."""
         posts.begin()
-        op = self.here.ask(self.peer, "long", 0, self.destination)
+        self.op = self.here.ask(self.peer, "long", 0, self.destination, is_verified=False)
         written = []
         workers.wait_until(lambda: written.extend(posts.writes(posts.take(), self.source))
                            or written, "the peer writes", pause_sec=0.001)
-        begin = written[0].remote
-        return op, ctypes.c_uint8.from_address(begin), ctypes.c_uint8.from_address(begin + self.size - 1)
+        return self.watch(written[0].remote)
 
     def use_again(self):
         """Only others write to this memory now."""
         content = b"\x22" * self.size
         other = self.destination
         if other:
-            other.fill(content)
+            ctypes.memmove(other.place, content, self.size)
         else:
             other = self.receive("other")
         self.assertEqual(content, other.bytes)
@@ -130,8 +138,8 @@ class Cancelled(unittest.TestCase):
         self.assertEqual([], lost(self.log, PEER))
 
     def path_is_stopped(self, keys):
-        """The peer has posted all of it: after a while the path is taken down, with the writes in flight."""
-        self.start(keys, LONGER_BYTES)
+        """The peer has slots to post all of it: after a while the path is taken down, with the writes in flight."""
+        self.start(keys, LONGER_BYTES, slots=256)
         self.cancel_many()
         self.assertEqual(CANCELS, len(lost(self.log, PEER)))
 
@@ -155,10 +163,9 @@ class CancelledReads(Cancelled):
 
     def ask(self):
         posts.begin()
-        op = self.here.ask(self.peer, "long", 0, self.destination)
+        self.op = self.here.ask(self.peer, "long", 0, self.destination, is_verified=False)
         workers.wait_until(lambda: posts.reads(posts.take(), self.destination), "the receiver reads", pause_sec=0.001)
-        begin = self.destination.address
-        return op, ctypes.c_uint8.from_address(begin), ctypes.c_uint8.from_address(begin + self.size - 1)
+        return self.watch(self.destination.address)
 
     def test_reads_are_awaited(self):
         self.peer_stops("window")
@@ -166,6 +173,18 @@ class CancelledReads(Cancelled):
     # What is posted has nothing to do with the size of the tensor, and regions are not read.
     test_peer_stops_window = test_peer_stops_region = None
     test_path_is_stopped_window = test_path_is_stopped_region = None
+
+
+class CancelledOnGpus(Cancelled):
+    """The card writes from a GPU to a GPU."""
+    owner = receiver = GPU
+    # Under keys of regions peers write no GPU; where the path is stopped, what is in flight is the same.
+    test_peer_stops_region = test_path_is_stopped_window = test_path_is_stopped_region = None
+
+
+class CancelledReadsOnGpus(CancelledReads):
+    """The card reads from a GPU into a GPU."""
+    owner = receiver = GPU
 
 
 class Posted(unittest.TestCase):
@@ -439,4 +458,5 @@ class FalseSources(Refused):
 
 
 if __name__ == "__main__":
+    devices.load(workers.BUILD)
     unittest.main(verbosity=2)

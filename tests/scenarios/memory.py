@@ -10,24 +10,28 @@ import tempfile
 import time
 import unittest
 
+import devices
 import workers
-from workers import PROGRAM, Server, Tensor, Worker
+from devices import HOST
+from workers import PROGRAM, Server, Worker
 
 PEER = "/job:ps/task:0"
 BYSTANDER = "/job:ps/task:1"
 MIB = 1 << 20
 LONG_BYTES = 64 * MIB
+GPU_LONG_BYTES = 16 * MIB
 OLD, NEW = b"\x77", b"\x22"
 CANCELS = 3
 ATTEMPTS = 300
 KILLS = 3
-RECEIVERS = 40
+RECEIVERS, GPU_RECEIVERS = 40, 15
 
 
 class Landing:
     """How far the bytes of a transfer have come, wherever in this process they go: it looks at each MiB of every large
     mapping. The kernel reads the memory for us, since the library may unmap it meanwhile."""
-    def __init__(self):
+    def __init__(self, long_bytes):
+        self.min_bytes = long_bytes // 2
         self.memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         self.before = self.found()
 
@@ -37,7 +41,7 @@ class Landing:
             for line in maps:
                 places, rights = line.split()[:2]
                 begin, end = (int(place, 16) for place in places.split("-"))
-                if "rw" not in rights or not LONG_BYTES // 2 <= end - begin <= 16 * LONG_BYTES:
+                if "rw" not in rights or not self.min_bytes <= end - begin <= 16 * LONG_BYTES:
                     continue
                 for address in range(begin, end, MIB):
                     with contextlib.suppress(OSError):
@@ -52,15 +56,27 @@ class Landing:
         os.close(self.memory)
 
 
+class Copying:
+    """Whether bytes have come to a GPU of this process since."""
+    def __init__(self):
+        self.before = devices.begun_bytes()
+
+    def has_begun(self):
+        return devices.begun_bytes() > self.before
+
+
 class InFlight(unittest.TestCase):
-    """Two peers that publish large tensors, and data connections to them."""
+    """Two peers that publish large tensors, and data connections to them. What is published and what is received lie on
+    devices."""
     transport = None
+    owner = receiver = HOST
 
     @classmethod
     def setUpClass(cls):
+        cls.long_bytes = GPU_LONG_BYTES if cls.owner.kind or cls.receiver.kind else LONG_BYTES
         cls.folder = tempfile.TemporaryDirectory()
         cls.file = workers.write_checkpoint(f"{cls.folder.name}/long.safetensors",
-                                            {"long": OLD * LONG_BYTES, "other": NEW * LONG_BYTES})
+                                            {"long": OLD * cls.long_bytes, "other": NEW * cls.long_bytes})
 
     @classmethod
     def tearDownClass(cls):
@@ -68,14 +84,18 @@ class InFlight(unittest.TestCase):
 
     def setUp(self):
         stack = contextlib.ExitStack()
+        self.addCleanup(devices.assert_free)
         self.addCleanup(stack.close)
-        self.config = config = self.transport.cluster(self.transport.faulty["prefer"], timeouts={"drain": "5s"})
+        self.addCleanup(devices.hold, False)
+        self.config = config = self.transport.cluster(self.transport.faulty["prefer"], timeouts={"drain": "5s"},
+                                                      jobs={"ps": {"device": str(self.owner)}})
         self.ps = stack.enter_context(Server(config, "ps", publish=[self.file]))
         stack.enter_context(Server(config, "ps", 1, publish=[self.file]))
-        self.here = stack.enter_context(Worker(config, "worker"))
+        self.here = stack.enter_context(Worker(config, "worker", device=self.receiver))
+        self.paths = self.transport.paths_between(self.owner, self.receiver)
         self.peer, self.bystander = self.here.peer(PEER), self.here.peer(BYSTANDER)
         for peer in (self.peer, self.bystander):
-            workers.wait_until(lambda peer=peer: self.receive(peer).path in self.transport.paths, "a data connection")
+            workers.wait_until(lambda peer=peer: self.receive(peer).path in self.paths, "a data connection")
 
     def receive(self, peer, destination=None):
         """Receives the tensor that other transfers write."""
@@ -83,8 +103,11 @@ class InFlight(unittest.TestCase):
         self.assertEqual("OK", done.status, done)
         return done
 
+    def watch(self):
+        return Copying() if self.receiver.kind else Landing(self.long_bytes)
+
     def await_path(self):
-        workers.wait_until(lambda: self.receive(self.peer).path in self.transport.paths,
+        workers.wait_until(lambda: self.receive(self.peer).path in self.paths,
                            "the data connection is back")
 
     def await_landing(self, landing):
@@ -100,7 +123,7 @@ class Cancelled(InFlight):
     is written there later, neither by a peer that works nor by one that stood still meanwhile."""
     def cancel(self, destination, is_stopped):
         """Returns whether the cancel met a write in flight."""
-        landing = Landing()
+        landing = self.watch()
         op = self.here.ask(self.peer, "long", 0, destination, is_verified=False)
         done = self.await_landing(landing)
         if is_stopped:
@@ -115,8 +138,8 @@ class Cancelled(InFlight):
         if destination:
             # This loop runs from the end to the beginning, so a late write, which goes the other way, cannot stay ahead
             # of it.
-            for place in reversed(range(0, LONG_BYTES, MIB)):
-                ctypes.memset(destination.address + place, NEW[0], MIB)
+            for offset in reversed(range(0, self.long_bytes, MIB)):
+                ctypes.memset(destination.place + offset, NEW[0], MIB)
             used = [destination]
         else:
             used = [self.receive(peer).tensor for peer in ([self.bystander] if is_stopped
@@ -125,10 +148,10 @@ class Cancelled(InFlight):
             self.ps.signal(signal.SIGCONT)
         self.assertTrue(self.here.is_quiet(0.3))
         for tensor in used:
-            self.assertEqual(NEW * LONG_BYTES, tensor.bytes, "something was written later")
+            self.assertEqual(NEW * self.long_bytes, tensor.bytes, "something was written later")
 
     def cancel_many(self, is_users, is_stopped):
-        destination = Tensor(bytes(LONG_BYTES)) if is_users else None
+        destination = self.here.make(bytes(self.long_bytes)) if is_users else None
         met = 0
         for _ in range(ATTEMPTS):
             if not self.cancel(destination, is_stopped):
@@ -162,15 +185,17 @@ class Killed(InFlight):
         """The process that takes its place answers the request."""
         met, before = 0, None
         for _ in range(ATTEMPTS):
-            landing = Landing()
+            landing = self.watch()
+            devices.hold(self.receiver.kind)
             op = self.here.ask(self.peer, "long", 0, is_verified=False)
             done = self.await_landing(landing)
             self.ps.kill()
             done = done or self.here.poll()
             met += not done
+            devices.hold(False)
             self.ps.start()
             done = (done or self.here.wait(1))[op]
-            self.assertEqual(("OK", OLD * LONG_BYTES), (done.status, done.tensor.bytes), done)
+            self.assertEqual(("OK", OLD * self.long_bytes), (done.status, done.tensor.bytes), done)
             done = None
             self.await_path()
             before = before or self.settled("self")
@@ -181,17 +206,18 @@ class Killed(InFlight):
 
     def test_receiver(self):
         pid, before = self.ps.process.pid, None
-        for number in range(RECEIVERS):
+        for number in range(GPU_RECEIVERS if self.owner.kind or self.receiver.kind else RECEIVERS):
             with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                 json.dump(self.config, file)
                 file.flush()
-                command = [PROGRAM, "pull", "-c", file.name, "--from", PEER, "-o", f"{self.folder.name}/copy"]
+                command = [PROGRAM, "pull", "-c", file.name, "--from", PEER, "-o", f"{self.folder.name}/copy",
+                           *devices.flags(self.receiver)]
                 with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as pull:
                     time.sleep(0.01 * (number % 20))
                     pull.kill()
             before = before or self.settled(pid)
         self.assert_holds(before, pid)
-        self.assertIn(self.receive(self.peer).path, self.transport.paths)
+        self.assertIn(self.receive(self.peer).path, self.paths)
 
     def settled(self, pid):
         """Returns what a process holds when it has not changed for a second."""

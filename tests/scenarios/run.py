@@ -22,21 +22,21 @@ SKIPPED = 77
 
 
 def load_sanitizer():
-    """The library can only be loaded where the sanitizer's runtime came first."""
+    """The library can only be loaded where the sanitizers' runtimes came first."""
     if KEPT in os.environ:
         os.environ["ASAN_OPTIONS"] = os.environ.pop(KEPT)
         del os.environ["LD_PRELOAD"]
         return
     needed = subprocess.run(["ldd", f"{BUILD}/lib/libtensorlane.so"], stdout=subprocess.PIPE, text=True, check=True)
-    runtime = re.search(r"=> (\S*lib([at]san)\S*)", needed.stdout)
-    if runtime and runtime[2] == "tsan":
+    runtimes = re.findall(r"=> (\S*lib(?:[at]|ub)san\S*)", needed.stdout)
+    if any("libtsan" in runtime for runtime in runtimes):
         print("Python cannot be run with ThreadSanitizer")
         sys.exit(SKIPPED)
-    if runtime:
+    if runtimes:
         options = os.environ.get("ASAN_OPTIONS", "")
         # A small quarantine: scenarios look at how much memory there is after freeing.
         ours = f"{options}:detect_leaks=0:quarantine_size_mb=2:thread_local_quarantine_size_kb=64"
-        os.environ.update({KEPT: options, "ASAN_OPTIONS": ours, "LD_PRELOAD": runtime[1]})
+        os.environ.update({KEPT: options, "ASAN_OPTIONS": ours, "LD_PRELOAD": ":".join(runtimes)})
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
@@ -50,16 +50,19 @@ def cases(suite):
 
 def main():
     load_sanitizer()
+    import devices
     import table
     import transports
     if sys.argv[1:] == ["--table"]:
         for row in table.TABLE:
             for name in transports.BY_NAME:
                 print(f"{row.scenario.__name__:20} {name:6} {getattr(row, name) or 'runs'}")
+            print(f"{row.scenario.__name__:20} {'gpus':6} {row.gpus or 'runs'}")
         return 0
     if len(sys.argv) < 2 or sys.argv[1] not in transports.BY_NAME:
         print(__doc__, file=sys.stderr)
         return 2
+    devices.load(BUILD)
     names = sys.argv[2:]
     suite = unittest.TestSuite()
     for scenario in table.over(transports.BY_NAME[sys.argv[1]]):

@@ -1,25 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of scenarios: over which transports each one runs, and the reason where it does not."""
+"""The table of scenarios: over which transports each one runs, and whether with tensors on GPUs too; where it does
+not, the reason."""
 import collections
 import unittest
 
 import choice
 import defects
 import exchange
+import groups
 import memory
 import peers
+import waiting
+from devices import GPU, HOST
 
 YES = ""
-Row = collections.namedtuple("Row", "scenario grpc local verbs gdr")
+Row = collections.namedtuple("Row", "scenario grpc local verbs gdr gpus",
+                             defaults=["what happens in it does not depend on where tensors lie"])
+# The transports over which a scenario runs with tensors on GPUs, where those in the virtual machine add nothing.
+ON_ANY_MACHINE = ("grpc", "local")
+# The names of scenarios end so; where the owner's and the receiver's tensors lie.
+PLACES = (("", HOST, HOST), ("FromGpu", GPU, HOST), ("ToGpu", HOST, GPU), ("BetweenGpus", GPU, GPU))
 
 TABLE = (
-    Row(exchange.Pull, YES, YES, YES, YES),
-    Row(exchange.Exchange, YES, YES, YES, YES),
-    Row(exchange.DrivenExchange, YES, YES, YES, YES),
+    Row(exchange.Pull, YES, YES, YES, YES, YES),
+    Row(exchange.Exchange, YES, YES, YES, YES, YES),
+    Row(exchange.DrivenExchange, YES, YES, YES, YES, ON_ANY_MACHINE),
     Row(exchange.NarrowExchange, "it has none of this", YES, "unit tests have it; these settings are those of local",
-        "unit tests have it; these settings are those of local"),
+        "unit tests have it; these settings are those of local", YES),
     Row(exchange.Cycles, YES, YES, YES, YES),
-    Row(defects.Defects, YES, YES, YES, YES),
+    Row(defects.Defects, YES, YES, YES, YES, YES),
+    Row(defects.DefectsOfStrings, YES, YES, YES, YES, "strings always lie on the host"),
     Row(peers.Prefer, YES, YES, YES, YES),
     Row(peers.Require, "gRPC is what require forbids", YES, YES, YES),
     Row(peers.Cut, YES, YES, "worker_wire.py cuts the wire itself, in several ways",
@@ -32,14 +42,19 @@ TABLE = (
     Row(peers.Frozen, "keep-alive alone finds a frozen peer, after half a minute; Prefer has it sooner", YES, YES, YES),
     Row(peers.Idle, YES, YES, YES, "as over verbs: nothing is received"),
     Row(memory.Cancelled, YES, YES, "worker_memory.py has it over a slow wire, and looks at what is posted",
-        "worker_memory.py has it over a slow wire"),
+        "worker_memory.py has it over a slow wire", YES),
     Row(memory.Killed, YES, YES, "worker_hosts.py has it with whole hosts, over a slow wire",
-        "worker_hosts.py has it with whole hosts"),
+        "worker_hosts.py has it with whole hosts", YES),
+    Row(waiting.Waiting, YES, YES, YES, YES, "unit tests have it; where the destination lies makes no difference"),
+    Row(waiting.WaitingPrefer, "as with require: there is nothing to prefer", YES, YES, YES,
+        "unit tests have it; where the destination lies makes no difference"),
+    Row(groups.Groups, YES, YES, YES, YES, YES),
+    Row(groups.GroupsRestart, YES, YES, YES, YES),
     Row(choice.Readers, "nothing is read", "nothing is read", "nothing is read", YES),
     Row(choice.Mixed, "all workers are such ones", YES, YES, YES),
     Row(choice.Lacking, "every worker has gRPC", YES, YES, "as over verbs: the same cards are lacking"),
 )
-MODULES = (exchange, defects, peers, memory, choice)
+MODULES = (exchange, defects, peers, memory, choice, waiting, groups)
 
 
 def check():
@@ -51,8 +66,14 @@ def check():
     assert len(set(listed)) == len(listed) and set(listed) == set(found), set(listed) ^ set(found)
 
 
+def runs_on_gpus(row, transport):
+    return row.gpus == YES or (row.gpus == ON_ANY_MACHINE and transport.name in ON_ANY_MACHINE)
+
+
 def over(transport):
     """Returns the scenarios of a transport, as test cases that have it."""
     check()
-    return [type(row.scenario.__name__, (row.scenario,), {"transport": transport, "__doc__": row.scenario.__doc__})
-            for row in TABLE if getattr(row, transport.name) == YES]
+    return [type(row.scenario.__name__ + end, (row.scenario,), {"transport": transport, "owner": owner,
+                                                                "receiver": receiver, "__doc__": row.scenario.__doc__})
+            for row in TABLE if getattr(row, transport.name) == YES
+            for end, owner, receiver in (PLACES if runs_on_gpus(row, transport) else PLACES[:1])]

@@ -26,15 +26,16 @@ def descriptors(pid):
 def shared_maps(pid):
     """Returns how many mappings of unnamed memory a process has."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
-        return sum("/memfd:" in line for line in maps)
+        return sum("/memfd:" in line and "fake-cuda-memory" not in line for line in maps)
 
 
 class Transport:
     """A cluster in which tensors travel over gRPC alone; each cluster has ports of its own."""
     name = "grpc"
     protocol = "grpc"
-    # The paths of plain tensors.
-    paths = ("grpc",)
+    # The paths of plain tensors, the fastest first; and those from a GPU to the host, from the host to a GPU, and from
+    # one GPU to another.
+    paths = from_gpu = to_gpu = between_gpus = ("grpc",)
     checkpoint_paths = {"grpc": [32]}
     # The address of each job.
     hosts = {"ps": "127.0.0.1", "worker": "127.0.0.1"}
@@ -48,8 +49,9 @@ class Transport:
     give_up_sec = None
     # The sizes of tensors that are all under way at once.
     sizes = (1, 100, 3000, 40000, 300000)
-    # How often a scenario that repeats itself does so.
+    # How often a scenario that repeats itself does so, and how many times less often with tensors on GPUs.
     cycle_count = 200
+    gpu_divisor = 10
 
     def cluster(self, data_plane=None, **settings):
         """Returns a configuration with two tasks of each job. data_plane has settings of the transport: None means the
@@ -61,9 +63,17 @@ class Transport:
             config[self.section] = self.defaults | data_plane
         return config
 
+    def paths_between(self, owner, receiver):
+        """Returns the paths of plain tensors from one device to another."""
+        return ((self.paths, self.to_gpu), (self.from_gpu, self.between_gpus))[owner.kind][receiver.kind]
+
     def held(self, pid):
         """Returns what a process holds of the machine."""
-        return {"descriptors": descriptors(pid), "maps": shared_maps(pid)}
+        found = descriptors(pid)
+        # Memory of another process that was imported stays while its owner keeps it; whether the last tensor was
+        # imported depends on when the data connection came back.
+        found.pop("/memfd:fake-cuda-memory-of-gpu (deleted)", None)
+        return {"descriptors": found, "maps": shared_maps(pid)}
 
     def held_by_devices(self):
         """Returns what all processes together hold of devices."""
@@ -77,9 +87,12 @@ class Transport:
 class Local(Transport):
     name = "local"
     protocol = "grpc+local"
-    paths = ("zero-copy", "bounce")
-    # Two tensors have 2 MiB or more. How many of the others find free memory in the pool depends on the time.
-    checkpoint_paths = {"zero-copy": range(2, 10), "bounce": range(23, 31)}
+    paths = ("zero-copy", "bounce", "inline")
+    from_gpu = to_gpu = ("gpu-proxy",)
+    between_gpus = ("gpu-ipc", "gpu-proxy")
+    # Fifteen tensors have at most 2 KiB, and two have 2 MiB or more. How many of the others find free memory in the
+    # pool depends on the time.
+    checkpoint_paths = {"zero-copy": range(2, 10), "bounce": range(8, 16), "inline": [15]}
     section, defaults = "local", {"peer_timeout": "20s"}
     faulty = {"prefer": {"peer_timeout": "5s"}, "require": {"peer_timeout": "5s", "process_vm": "off"}}
     lacking = {"socket_folder": "/nowhere/at/all"}, "/nowhere/at/all"
@@ -93,8 +106,9 @@ class Verbs(Transport):
     """In the guest with two devices and a wire between them."""
     name = "verbs"
     protocol = "grpc+verbs"
-    paths = ("zero-copy", "bounce")
-    checkpoint_paths = {"zero-copy": [32]}
+    paths = ("zero-copy", "bounce", "inline")
+    from_gpu = to_gpu = between_gpus = ("gpu-direct", "gpu-proxy", "bounce")
+    checkpoint_paths = {"zero-copy": [17], "inline": [15]}
     hosts = {"ps": "10.9.0.2", "worker": "10.9.0.1"}
     # These settings suit the guests of a busy machine. The setting timeout avoids that rxe sends packets again: it
     # would bind windows again, which fails because they are bound.
@@ -107,6 +121,7 @@ class Verbs(Transport):
     lacking = {"devices": "^rxe"}, "excluded by devices"
     give_up_sec = 2
     cycle_count = 50
+    gpu_divisor = 50
 
     def held_by_devices(self):
         return workers.resources()

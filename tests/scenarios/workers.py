@@ -19,14 +19,20 @@ import subprocess
 import tempfile
 import time
 
+import devices
+from devices import HOST
+
 BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or pathlib.Path(__file__).parents[2] / "build/release")
 PROGRAM = BUILD / "bin/tensorlane"
 SECOND = 10**9
 PATIENCE_SEC = 180
 U8 = 2
 # Small tensors in unregistered memory are copied through registered memory.
-OVER_VERBS = ("zero-copy", "bounce")
-PATHS = ("none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped", "gpu-direct", "gpu-proxy", "gpu-ipc")
+OVER_VERBS = ("zero-copy", "bounce", "inline")
+# Before a command: it may lock less memory than a data plane over verbs needs.
+NO_LOCKED_MEMORY = ("setpriv", "--bounding-set", "-ipc_lock", "bash", "-c", 'ulimit -l 64; exec "$@"', "-")
+PATHS = ("none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped", "gpu-direct", "gpu-proxy", "gpu-ipc",
+         "inline")
 STATUSES = ("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
             "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
             "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED")
@@ -47,11 +53,29 @@ class Completion(ctypes.Structure):
                 ("user_data", ctypes.c_void_p), ("error", Error), ("tensor", ctypes.c_void_p),
                 ("step", ctypes.c_uint64), ("path_number", ctypes.c_int), ("path_reason", ctypes.c_char_p),
                 ("bytes", ctypes.c_uint64), ("duration_ns", ctypes.c_int64), ("is_verified", ctypes.c_bool),
-                ("reserved", ctypes.c_uint64 * 8)]
+                ("item", ctypes.c_uint64), ("ok_count", ctypes.c_uint64), ("dead_count", ctypes.c_uint64),
+                ("failed_count", ctypes.c_uint64), ("reserved", ctypes.c_uint64 * 4)]
 
 
 class Receiving(ctypes.Structure):
-    _fields_ = [("size_bytes", ctypes.c_size_t), ("destination", ctypes.c_void_p), ("wants_checksum", ctypes.c_bool)]
+    _fields_ = [("size_bytes", ctypes.c_size_t), ("destination", ctypes.c_void_p), ("wants_checksum", ctypes.c_bool),
+                ("may_map", ctypes.c_bool), ("unused", ctypes.c_uint32), ("device", devices.Device)]
+
+
+class ReceivingItem(ctypes.Structure):
+    _fields_ = [("key", ctypes.c_char_p), ("step", ctypes.c_uint64), ("destination", ctypes.c_void_p),
+                ("priority", ctypes.c_uint32), ("user_data", ctypes.c_void_p)]
+
+
+class ReceivingMany(ctypes.Structure):
+    _fields_ = [("size_bytes", ctypes.c_size_t), ("item_bytes", ctypes.c_size_t), ("min_count", ctypes.c_size_t),
+                ("group_timeout_ns", ctypes.c_int64), ("rest", ctypes.c_int), ("wants_checksum", ctypes.c_bool),
+                ("may_map", ctypes.c_bool), ("device", devices.Device)]
+
+
+class Subscribing(ctypes.Structure):
+    _fields_ = [("size_bytes", ctypes.c_size_t), ("from_step", ctypes.c_uint64), ("destinations", ctypes.c_void_p),
+                ("count", ctypes.c_size_t), ("wants_checksum", ctypes.c_bool)]
 
 
 class String(ctypes.Structure):
@@ -73,11 +97,17 @@ def load():
                                        pointer)),
             ("tl_recv", ctypes.c_int, (pointer, number, text, number, pointer, ctypes.c_int64, pointer, pointer,
                                        pointer, pointer)),
+            ("tl_recv_many", ctypes.c_int, (pointer, number, pointer, ctypes.c_size_t, pointer, ctypes.c_int64,
+                                            pointer, pointer, pointer, pointer)),
+            ("tl_subscribe", ctypes.c_int, (pointer, number, text, pointer, pointer, pointer, pointer, pointer)),
             ("tl_publish", ctypes.c_int, (pointer, text, number, pointer, pointer)),
             ("tl_cancel", ctypes.c_int, (pointer, number)),
             ("tl_worker_abort_step", ctypes.c_int, (pointer, number, ctypes.c_int, text, pointer)),
             ("tl_worker_end_step", ctypes.c_int, (pointer, number, pointer, pointer)),
-            ("tl_tensor_create", ctypes.c_int, (ctypes.c_int, ctypes.c_uint, pointer, pointer, pointer)),
+            ("tl_tensor_create_on", ctypes.c_int, (devices.Device, ctypes.c_int, ctypes.c_uint, pointer, pointer,
+                                                   pointer)),
+            ("tl_tensor_copy", ctypes.c_int, (pointer, pointer, pointer)),
+            ("tl_tensor_device", devices.Device, (pointer,)),
             ("tl_tensor_create_dead", ctypes.c_int, (pointer, pointer)),
             ("tl_tensor_create_strings", ctypes.c_int, (ctypes.c_uint, pointer, pointer, pointer, pointer)),
             ("tl_tensor_string", ctypes.c_int, (pointer, number, pointer, pointer)),
@@ -110,8 +140,8 @@ def call(name, *arguments):
 
 
 class Tensor:
-    """A tensor of bytes, of strings, or a dead one; it holds one reference."""
-    def __init__(self, content=b"", dims=None, handle=None):
+    """A tensor of bytes, of strings, or a dead one; it holds one reference. Only bytes lie on a device."""
+    def __init__(self, content=b"", dims=None, handle=None, device=HOST):
         self.handle = ctypes.c_void_p(handle)
         if handle is not None:
             return
@@ -119,7 +149,8 @@ class Tensor:
             call("tl_tensor_create_dead", ctypes.byref(self.handle))
         elif isinstance(content, bytes):
             dims = (len(content),) if dims is None else dims
-            call("tl_tensor_create", U8, len(dims), (ctypes.c_uint64 * len(dims))(*dims), ctypes.byref(self.handle))
+            call("tl_tensor_create_on", device, U8, len(dims), (ctypes.c_uint64 * len(dims))(*dims),
+                 ctypes.byref(self.handle))
             self.fill(content)
         else:
             copies = [ctypes.create_string_buffer(text, len(text)) for text in content]
@@ -132,25 +163,46 @@ class Tensor:
             LIBRARY.tl_tensor_put(self.handle)
 
     def fill(self, content):
-        ctypes.memmove(self.address, content, len(content))
+        if self.device.kind:
+            source = Tensor(content, self.dims)
+            call("tl_tensor_copy", self.handle, source.handle)
+        else:
+            ctypes.memmove(self.address, content, len(content))
 
     @property
     def bytes(self):
-        return ctypes.string_at(self.address, LIBRARY.tl_tensor_size_bytes(self.handle))
+        if self.device.kind:
+            copy = Tensor(bytes(self.size_bytes), self.dims)
+            call("tl_tensor_copy", copy.handle, self.handle)
+            return copy.bytes
+        return ctypes.string_at(self.address, self.size_bytes)
+
+    @property
+    def size_bytes(self):
+        return LIBRARY.tl_tensor_size_bytes(self.handle)
+
+    @property
+    def device(self):
+        return LIBRARY.tl_tensor_device(self.handle)
 
     @property
     def address(self):
         return LIBRARY.tl_tensor_data(self.handle)
 
     @property
+    def place(self):
+        """Where this process may touch the bytes, as a kernel of the program may do on a GPU."""
+        return devices.view(self.address) if self.device.kind else self.address
+
+    @property
     def first(self):
         """The first byte."""
-        return ctypes.c_uint8.from_address(self.address).value
+        return ctypes.c_uint8.from_address(self.place).value
 
     @property
     def last(self):
         """The last byte."""
-        return ctypes.c_uint8.from_address(self.address + LIBRARY.tl_tensor_size_bytes(self.handle) - 1).value
+        return ctypes.c_uint8.from_address(self.place + self.size_bytes - 1).value
 
     @property
     def dims(self):
@@ -180,6 +232,8 @@ class Done:
         self.path = PATHS[completion.path_number]
         self.reason = completion.path_reason.decode()
         self.is_verified = completion.is_verified
+        self.ok_count, self.dead_count = completion.ok_count, completion.dead_count
+        self.failed_count = completion.failed_count
 
     def __repr__(self):
         return f"{self.status} {self.message!r} {self.path} {self.reason!r}"
@@ -187,8 +241,9 @@ class Done:
 
 class Worker:
     """A worker in this process; its log goes to standard error. With is_driven it has no thread, and waiting advances
-    it."""
-    def __init__(self, config, job, task=0, is_driven=False):
+    it. Its tensors lie on the device: those that it makes, and new ones that it receives."""
+    def __init__(self, config, job, task=0, is_driven=False, device=HOST):
+        self.device = device
         self.handle, self.queue = ctypes.c_void_p(), ctypes.c_void_p()
         options = Options(size_bytes=ctypes.sizeof(Options), config_json=json.dumps(config).encode(), job=job.encode(),
                           task=task, progress=is_driven)
@@ -210,6 +265,9 @@ class Worker:
     def wait_for_peers(self):
         call("tl_worker_wait_for_peers", self.handle, None, 0, 0, PATIENCE_SEC * SECOND)
 
+    def make(self, content, dims=None):
+        return Tensor(content, dims, device=self.device)
+
     def send(self, key, tensor, step=0, timeout_sec=PATIENCE_SEC):
         op = ctypes.c_uint64()
         call("tl_send", self.handle, key.encode(), step, tensor.handle, timeout_sec * SECOND, self.queue, None,
@@ -219,10 +277,37 @@ class Worker:
     def ask(self, peer, key, step=0, destination=None, timeout_sec=PATIENCE_SEC, is_verified=True):
         """Begins to receive; wait returns the completion."""
         op = ctypes.c_uint64()
-        options = Receiving(ctypes.sizeof(Receiving), destination.handle if destination else None, is_verified)
+        options = Receiving(size_bytes=ctypes.sizeof(Receiving), wants_checksum=is_verified, device=self.device)
+        if destination:
+            options.destination, options.device = destination.handle, destination.device
         call("tl_recv", self.handle, peer, key.encode(), step, ctypes.byref(options), int(timeout_sec * SECOND),
              self.queue, None, ctypes.byref(op))
         return op.value
+
+    def ask_many(self, peer, items, min_count=0, group_timeout_sec=0, leaves_rest=False):
+        """Begins to receive items (key, step) in a group; their operations follow that of the group."""
+        op = ctypes.c_uint64()
+        asked = (ReceivingItem * len(items))(*(ReceivingItem(key=key.encode(), step=step) for key, step in items))
+        options = ReceivingMany(size_bytes=ctypes.sizeof(ReceivingMany), item_bytes=ctypes.sizeof(ReceivingItem),
+                                min_count=min_count, group_timeout_ns=group_timeout_sec * SECOND, rest=leaves_rest,
+                                wants_checksum=True, device=self.device)
+        call("tl_recv_many", self.handle, peer, asked, len(items), ctypes.byref(options), PATIENCE_SEC * SECOND,
+             self.queue, None, ctypes.byref(op))
+        return op.value
+
+    def subscribe(self, peer, key, from_step=0, count=2, is_verified=True):
+        """Values come in memory of the host; next returns them one by one."""
+        op = ctypes.c_uint64()
+        options = Subscribing(size_bytes=ctypes.sizeof(Subscribing), from_step=from_step, count=count,
+                              wants_checksum=is_verified)
+        call("tl_subscribe", self.handle, peer, key.encode(), ctypes.byref(options), self.queue, None, ctypes.byref(op))
+        return op.value
+
+    def next(self):
+        """Waits for the next completion."""
+        found = Completion()
+        assert LIBRARY.tl_cq_wait(self.queue, ctypes.byref(found), 1, 2 * PATIENCE_SEC * SECOND) == 1
+        return Done(found)
 
     def progress(self, timeout_sec):
         """Advances a worker that has no thread."""

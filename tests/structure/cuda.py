@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our declarations of CUDA (tensor/cuda_interface.h) are those of NVIDIA's headers, of every release that is found.
 
+The declarations of the checks on a GPU (tests/gpu/libcuda.h) are compared as well, and the kernels of these checks
+(tests/gpu/kernels.ptx) are assembled where there is NVIDIA's ptxas.
+
 A program in C++ includes both and compares each function's parameters, each number and the layout of structs; it is
 only compiled. Headers are looked for in the folders of CUDA toolkits, and in what TENSORLANE_CUDA_INCLUDE names
 (folders with colons between them), such as those of the PyPI packages nvidia-cuda-runtime-cu11 and -cu12.
@@ -10,11 +13,13 @@ import glob
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 
 import source
 
 HEADER = "tensor/cuda_interface.h"
+KERNELS = "tests/gpu/kernels.ptx"
 PLACES = ["/usr/local/cuda*/include", "/opt/cuda*/include", "/usr/include", "/usr/local/include"]
 
 # Our name of a number, and theirs.
@@ -38,13 +43,27 @@ NUMBERS = {
     "TL_CUDA_EVENT_DISABLE_TIMING": ["CU_EVENT_DISABLE_TIMING"],
     "TL_CUDA_CAPTURE_MODE_RELAXED": ["cudaStreamCaptureModeRelaxed", "CU_STREAM_CAPTURE_MODE_RELAXED"],
     "TL_CUDA_CAPTURE_NONE": ["CU_STREAM_CAPTURE_STATUS_NONE"],
+    "TL_CUDA_HOST_REGISTER_PORTABLE": ["cudaHostRegisterPortable"],
     "TL_CUDA_POINTER_SYNC_MEMOPS": ["CU_POINTER_ATTRIBUTE_SYNC_MEMOPS"],
     "TL_CUDA_DEVICE_DIRECT_SUPPORTED": ["CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED"],
+    "TL_CUDA_DEVICE_WRITES_ORDERING": ["CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING"],
+    "TL_CUDA_WRITES_ORDERED_FOR_OWNER": ["CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER"],
     "TL_CUDA_DEVICE_DMA_BUF_SUPPORTED": ["CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED"],
     "TL_CUDA_RANGE_DMA_BUF": ["CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD"],
+    "TL_CUDA_DEVICE_VIRTUAL_MEMORY_SUPPORTED": ["CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"],
+    "TL_CUDA_DEVICE_FILES_SUPPORTED": ["CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"],
+    "TL_CUDA_DEVICE_DIRECT_WITH_FILES": ["CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"],
+    "TL_CUDA_ALLOCATION_PINNED": ["CU_MEM_ALLOCATION_TYPE_PINNED"],
+    "TL_CUDA_HANDLE_FILE": ["CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"],
+    "TL_CUDA_LOCATION_DEVICE": ["CU_MEM_LOCATION_TYPE_DEVICE"],
+    "TL_CUDA_GRANULARITY_MINIMUM": ["CU_MEM_ALLOC_GRANULARITY_MINIMUM"],
+    "TL_CUDA_ACCESS_READ": ["CU_MEM_ACCESS_FLAGS_PROT_READ"],
+    "TL_CUDA_ACCESS_READ_WRITE": ["CU_MEM_ACCESS_FLAGS_PROT_READWRITE"],
+    "TL_CUDA_CONTEXT_SYNC_MEMOPS": ["CU_CTX_SYNC_MEMOPS"],
 }
 # Which releases have a number, where not all do.
-LATER = {"TL_CUDA_DEVICE_DMA_BUF_SUPPORTED": "CUDA_VERSION >= 11070", "TL_CUDA_RANGE_DMA_BUF": "CUDA_VERSION >= 11070"}
+LATER = {"TL_CUDA_DEVICE_DMA_BUF_SUPPORTED": "CUDA_VERSION >= 11070", "TL_CUDA_RANGE_DMA_BUF": "CUDA_VERSION >= 11070",
+         "TL_CUDA_CONTEXT_SYNC_MEMOPS": "CUDA_VERSION >= 12010"}
 # Handles that are constants, which a compiler cannot compare: the line of cuda.h, and of our public header.
 HANDLES = {
     r"define CU_STREAM_LEGACY\s+\(\(CUstream\)0x1\)": "define TL_STREAM_LEGACY 1",
@@ -62,6 +81,7 @@ PROGRAM = """
 #include <cuda_runtime_api.h>
 #include <tensorlane/tensor.h>
 #include "tensor/cuda_interface.h"
+#include "tests/gpu/libcuda.h"
 
 template <class A, class B> constexpr bool is_same_kind()
 {
@@ -92,6 +112,25 @@ FUNCTION(cudaGetErrorString, )
 #if CUDA_VERSION >= 11070
 TL_CUDA_DIRECT_FUNCTIONS(DIRECT_FUNCTION)
 #endif
+#define SHARING_FUNCTION(name, parameters, version) \\
+    static_assert(compare<decltype(tl_cuda_sharing::name), decltype(&::name)>::is_equal, "the parameters of " #name);
+#if CUDA_VERSION >= 12010
+TL_CUDA_SHARING_FUNCTIONS(SHARING_FUNCTION)
+#endif
+static_assert(sizeof(tl_cuda_properties) == sizeof(CUmemAllocationProp), "the properties of memory");
+static_assert(offsetof(tl_cuda_properties, handle_types) == offsetof(CUmemAllocationProp, requestedHandleTypes),
+              "the types of handles");
+static_assert(offsetof(tl_cuda_properties, location) == offsetof(CUmemAllocationProp, location), "location");
+static_assert(offsetof(tl_cuda_location, id) == offsetof(CUmemLocation, id), "the number of a device");
+static_assert(offsetof(tl_cuda_properties, is_direct_capable) ==
+              offsetof(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable), "is_direct_capable");
+static_assert(sizeof(tl_cuda_access) == sizeof(CUmemAccessDesc), "access");
+static_assert(offsetof(tl_cuda_access, flags) == offsetof(CUmemAccessDesc, flags), "the flags of access");
+#define CHECK_FUNCTION(name, parameters) \\
+    static_assert(compare<decltype(libcuda::name), decltype(&::name)>::is_equal, "the parameters of " #name);
+LIBCUDA_FUNCTIONS(CHECK_FUNCTION)
+static_assert(LIBCUDA_NON_BLOCKING == CU_STREAM_NON_BLOCKING, "streams that do not block");
+static_assert(LIBCUDA_NOT_READY == CUDA_ERROR_NOT_READY, "what is not ready");
 static_assert(sizeof(tl_cuda_pointer) >= sizeof(cudaPointerAttributes), "space for the attributes of a pointer");
 static_assert(offsetof(tl_cuda_pointer, type) == offsetof(cudaPointerAttributes, type), "type");
 static_assert(offsetof(tl_cuda_pointer, device) == offsetof(cudaPointerAttributes, device), "device");
@@ -130,10 +169,21 @@ def compile_with(folder):
     return result.stderr if result.returncode else ""
 
 
+def assemble():
+    """Yields what ptxas says against the kernels, where there is one."""
+    ptxas = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin:/opt/cuda/bin")
+    if ptxas:
+        result = subprocess.run([ptxas, "--gpu-name", "sm_90", "--output-file", os.devnull, source.ROOT / KERNELS],
+                                capture_output=True, text=True, check=False)
+        if result.returncode:
+            yield f"{KERNELS}: {result.stdout}{result.stderr}"
+
+
 def main():
     text = source.read(HEADER)
     problems = [f"{HEADER}: {name} is compared with nothing"
                 for name in re.findall(r"^    (TL_CUDA_\w+) = ", text, re.MULTILINE) if name not in NUMBERS]
+    problems += assemble()
     headers = folders()
     if not headers and not problems:
         source.skip("there are no headers of CUDA (cuda.h, cuda_runtime_api.h)")

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What names and lines must be like: no retired words in the identifiers of C, no long lines in code and documents, no
-section banner that the formatter has split.
+"""What names, comments and lines must be like: no retired words in the identifiers of C, no comment of C that begins
+with "of" or speaks of nobody or somebody, no long lines in code and documents, no section banner that the formatter has
+split.
 
 Retired words are those that the project once used instead of the field's terms (docs/design.md, "Words").
 """
@@ -25,6 +26,9 @@ MAX_LINE = 120
 
 TOKEN = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*", re.DOTALL)
 SPLIT_BANNER = re.compile(r"^/\* -{10,}[^\n]*(?<!\*/)$", re.MULTILINE)
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+# A comment is a sentence, or says what a thing is; a machine, process or thread is no somebody.
+FRAGMENT = re.compile(r"^[/*\s]+(of)\b|\b((?i:nobody|somebody|anybody|no one|someone|whoever|whom))\b")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -42,6 +46,14 @@ def retired_in(path, text):
                 yield name, word
 
 
+def fragments_in(text):
+    """Yields (line, word) for each comment of C that does not say plainly what it is about."""
+    for match in TOKEN.finditer(text):
+        found = FRAGMENT.search(" ".join(match[0].split())) if COMMENT.fullmatch(match[0]) else None
+        if found:
+            yield text.count("\n", 0, match.start()) + 1, found[1] or found[2]
+
+
 def is_checked(path):
     """Returns whether lines of the file have a greatest length: documents, Python and scripts, not data."""
     return path.suffix in (".md", ".proto", ".py") or source.read(path).startswith("#!")
@@ -55,6 +67,8 @@ def main():
             continue
         text = source.read(path)
         problems += [f"{path}: {name}: say {RETIRED[word]}" for name, word in retired_in(path, text)]
+        problems += [f"{path}:{line}: a comment with '{word}': write a sentence that names what it is about"
+                     for line, word in fragments_in(text)]
         problems += [f"{path}: a section banner is split: {banner}" for banner in SPLIT_BANNER.findall(text)]
     for path in files + [path for path in source.files(".md", ".proto", ".py", "") if is_checked(path)]:
         text = source.read(path)

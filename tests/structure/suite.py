@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that ./dev test does after the packages are there.
 
-    suite.py [STAGE...]      all stages except interop, or those named: release asan tsan fuzz vm interop
-    suite.py --quick         the stage release alone: minutes, and no virtual machine
+    suite.py [STAGE...]      all stages except interop and quick, or those named, which are release asan tsan fuzz vm
+                             interop quick
+    suite.py --quick         the stage quick alone: some minutes, and no virtual machine
     suite.py --interop       the stage interop alone, which needs PyPI
 
 release   builds, then every test: unit, integration, fuzz corpus, structure, package
@@ -13,6 +14,7 @@ fuzz      builds with libFuzzer and runs every target for 10 s
 vm        builds as release does, then every test of tests/rdma_vm: programs run in a virtual machine with RDMA devices;
           none of these may be skipped
 interop   builds as release does, then tests with current packages of PyPI (tests/interop), which are skipped without it
+quick     as release, but the tests labelled thorough are left out, and named
 
 The last line is "N passed, N failed, N skipped" over all stages; the exit status is 0 when nothing failed. For each
 skipped test the program prints what was missing. A stage that cannot be built counts as one failed test.
@@ -33,8 +35,9 @@ import xml.etree.ElementTree
 import source
 
 PROCESSORS = os.cpu_count() or 2
-# Most tests wait most of the time.
-JOBS = str(min(16, 2 * PROCESSORS))
+# Most tests wait most of the time; with sanitizers they compute more.
+JOBS = min(16, 3 * PROCESSORS)
+SANITIZED_JOBS = min(16, 2 * PROCESSORS)
 FUZZ_SECONDS = 10
 VM_TEST_SECONDS = 600
 # Python's unittest prints this for a skipped test of a file.
@@ -70,12 +73,12 @@ def without_address_randomization():
     return command if works else []
 
 
-def run_tests(preset, *selection, prefix=()):
+def run_tests(preset, jobs, *selection, prefix=()):
     """Runs ctest and counts every test once. No test gets a second try."""
     folder = source.ROOT / "build" / preset
     with tempfile.TemporaryDirectory() as scratch:
         results = pathlib.Path(scratch, "results.xml")
-        command = [*prefix, "ctest", "--test-dir", folder, "-j", JOBS, "--output-junit", results,
+        command = [*prefix, "ctest", "--test-dir", folder, "-j", jobs, "--output-junit", results,
                    "--test-output-size-failed", "20000", "--test-output-size-passed", "200000", *selection]
         log = subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace",
                              check=False)
@@ -138,17 +141,27 @@ def run_vm_tests():
 
 def release():
     if build("release"):
-        run_tests("release")
+        run_tests("release", JOBS)
+
+
+def quick():
+    """As release, without the tests labelled thorough, which the output names."""
+    if build("release"):
+        listed = subprocess.run(["ctest", "--test-dir", source.ROOT / "build/release", "-N", "-L", "^thorough$"],
+                                stdout=subprocess.PIPE, text=True, check=True).stdout
+        names = re.findall(r"Test +#\d+: (\S+)", listed)
+        print(f"left to ./dev test: {', '.join(names)}, and the stages {', '.join(BY_DEFAULT[1:])}", flush=True)
+        run_tests("release", JOBS, "-LE", "^thorough$")
 
 
 def asan():
     if build("asan"):
-        run_tests("asan", "-L", "^(unit|integration|fuzz)$")
+        run_tests("asan", SANITIZED_JOBS, "-L", "^(unit|integration|fuzz)$")
 
 
 def tsan():
     if build("tsan"):
-        run_tests("tsan", "-L", "^threads$", prefix=without_address_randomization())
+        run_tests("tsan", SANITIZED_JOBS, "-L", "^threads$", prefix=without_address_randomization())
 
 
 def fuzz():
@@ -174,9 +187,9 @@ def interop():
         report("failed", "interop", f"{result.stdout}\n(tests/interop/run.py ended with {result.returncode})")
 
 
-STAGES = {"release": release, "asan": asan, "tsan": tsan, "fuzz": fuzz, "vm": vm, "interop": interop}
-BY_DEFAULT = [name for name in STAGES if name != "interop"]
-OPTIONS = {"--quick": "release", "--interop": "interop"}
+STAGES = {"release": release, "asan": asan, "tsan": tsan, "fuzz": fuzz, "vm": vm, "interop": interop, "quick": quick}
+BY_DEFAULT = [name for name in STAGES if name not in ("interop", "quick")]
+OPTIONS = {"--quick": "quick", "--interop": "interop"}
 
 
 def main():

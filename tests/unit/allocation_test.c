@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Allocations that nobody waits for: that come, that fail, and that are given up at every moment. */
+/* Allocations that no thread waits for: that come, that fail, and that are given up at every moment. */
 #include <check.h>
 #include <pthread.h>
 

@@ -4,7 +4,7 @@
 
 #include "fakes/run_suite.h"
 
-#undef fail /* of check.h */
+#undef fail /* check.h has a macro of this name */
 #include "base/clock.h"
 #include "control/client_call.h"
 #include "control/responses.h"

@@ -20,7 +20,7 @@ static void *find_symbol(void *handle, const char *name);
 static struct tl_cuda cuda;
 static struct tl_error error;
 static const struct fake_cuda *fakes[14];
-static int majors_on_disk[4]; /* of the libraries that the process does not have yet */
+static int majors_on_disk[4]; /* the libraries that the process does not have yet */
 static const char *lacking;   /* the function that every library lacks */
 
 static void *find_library(const char *name, int mode)

@@ -8,7 +8,7 @@
 
 #include "fakes/fake_clock.h"
 
-#undef fail /* of check.h */
+#undef fail /* check.h has a macro of this name */
 #include "server/peers/data_connection.c"
 #include "server/peers/data_connection_states.c"
 #include "fakes/calls.h"

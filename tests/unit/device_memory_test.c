@@ -401,6 +401,38 @@ START_TEST(listed)
 }
 END_TEST
 
+/* The devices that are open are known without a call of CUDA, and of a lost one that it is lost. */
+START_TEST(those_that_are_open)
+{
+    struct tl_device_info *devices = NULL;
+    size_t count = 7;
+    ck_assert_int_eq(tl_device_list_open(&devices, &count, &error), TL_OK);
+    ck_assert_uint_eq(count, 0);
+    free(devices);
+    cuda = fake_cuda_open(_i);
+    ck_assert_int_eq(tl_device_open(gpu1, &error), TL_OK);
+    cuda->fail_call(1, 999, false);
+    ck_assert_int_eq(tl_device_list_open(&devices, &count, &error), TL_OK);
+    ck_assert_ptr_null(cuda->failed_call());
+    cuda->fail_call(0, 0, false);
+    ck_assert_uint_eq(count, 1);
+    ck_assert_int_eq(devices[0].device.index, 1);
+    ck_assert_str_eq(devices[0].name, "Fake GPU 1");
+    ck_assert_str_eq(devices[0].pci_address, "fa01:3b:00.0");
+    ck_assert(!devices[0].is_lost);
+    free(devices);
+    struct tl_tensor *tensor = bytes_on(gpu1, 10), *on_host = bytes_on(host, 10);
+    cuda->break_device(1, 700);
+    ck_assert_int_eq(tl_tensor_copy(on_host, tensor, &error), TL_FAILED_PRECONDITION);
+    ck_assert_int_eq(tl_device_list_open(&devices, &count, &error), TL_OK);
+    ck_assert_uint_eq(count, 1);
+    ck_assert(devices[0].is_lost);
+    free(devices);
+    tl_tensor_put(tensor);
+    tl_tensor_put(on_host);
+}
+END_TEST
+
 /* What a driver does not tell stays empty; without a count there is no list. */
 START_TEST(listed_in_part)
 {
@@ -639,6 +671,7 @@ int main(void)
     tcase_add_test(tcase, nothing_is_loaded_without_a_device);
     tcase_add_loop_test(tcase, no_context_on_another_device, 11, 14);
     tcase_add_loop_test(tcase, listed, 11, 14);
+    tcase_add_loop_test(tcase, those_that_are_open, 11, 14);
     tcase_add_loop_test(tcase, listed_in_part, 1, 30);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -81,7 +81,7 @@ START_TEST(a_fence_without_memory)
 }
 END_TEST
 
-/* In the child nobody has the mutex that a thread of the parent held. */
+/* In the child no thread has the mutex that a thread of the parent held. */
 START_TEST(a_fence_in_a_forked_process)
 {
     struct tl_device_fence *fence = NULL;

@@ -245,12 +245,12 @@ static const struct tl_devices_report with_gpus = {
 START_TEST(gpu_table)
 {
     capture(tl_devices_print_gpus, &with_gpus);
-    check_has("GPU    NAME         PCI            MEMORY  NUMA  PATH  RDMA CARDS\n");
-    check_has("gpu:0  NVIDIA \\x1B  0000:3b:00.0  80.0 GB     1  grpc  mlx5_0: same host bridge, ");
+    check_has("GPU    NAME         PCI            MEMORY  NUMA  PATH       RDMA CARDS\n");
+    check_has("gpu:0  NVIDIA \\x1B  0000:3b:00.0  80.0 GB     1  gpu-proxy  mlx5_0: same host bridge, ");
     check_has(", mlx5_\\x1B: unknown\n");
-    check_has("gpu:1  -            -                   -     -  grpc  mlx5_0: unknown, mlx5_\\x1B: unknown\n");
-    check_has("\na tensor on a GPU travels as grpc: through pinned memory of the host");
-    check_has("nothing of this has run on hardware");
+    check_has("gpu:1  -            -                   -     -  gpu-proxy  mlx5_0: unknown, mlx5_\\x1B: unknown\n");
+    check_has("\na tensor on a GPU travels as gpu-proxy: the GPU copies it into pinned memory");
+    check_has("not yet run on hardware");
     const struct tl_devices_report without_cards = {.gpus = gpus, .gpu_count = 1, .sys = temp_folder};
     capture(tl_devices_print_gpus, &without_cards);
     ck_assert_ptr_null(strstr(output, "CARDS"));
@@ -279,7 +279,7 @@ START_TEST(gpu_json)
     ck_assert_str_eq(text_of(first, "pci_address"), "0000:3b:00.0");
     ck_assert_int_eq(json_integer_value(json_object_get(first, "memory_bytes")), 80000000000);
     ck_assert_int_eq(json_integer_value(json_object_get(first, "numa_node")), 1);
-    ck_assert_str_eq(text_of(first, "path"), "grpc");
+    ck_assert_str_eq(text_of(first, "path"), "gpu-proxy");
     ck_assert_ptr_nonnull(strstr(text_of(first, "reason"), "pinned memory"));
     ck_assert_uint_eq(json_array_size(cards), 2);
     ck_assert_str_eq(text_of(json_array_get(cards, 0), "device"), "mlx5_0");

@@ -11,7 +11,7 @@
 
 #define SMALL_BYTES 5000
 #define LARGE_BYTES 200000
-#define PIECE_BYTES 16384 /* of a tensor of this size */
+#define PIECE_BYTES 16384 /* how a tensor of LARGE_BYTES is divided */
 
 static void setup(void)
 {

@@ -13,7 +13,7 @@
 #include "fakes/fake_clock.h"
 #include "fakes/run_suite.h"
 
-#define COUNT 24 /* The number of asks in each direction. */
+#define COUNT 60 /* The number of asks in each direction. */
 
 static struct engine_ask asks[2][COUNT];
 
@@ -116,7 +116,7 @@ static bool break_at(enum fake_fault fault, unsigned number, unsigned side)
 START_TEST(every_operation)
 {
     unsigned number = 1;
-    for (unsigned side = 0; break_at(faults[_i], number, side) && number < 60; side = 1 - side) {
+    for (unsigned side = 0; number < 60 && break_at(faults[_i], number, side); side = 1 - side) {
         options.fabric.is_flushed_first = number / 2 % 2;
         number += number < 25 ? 1 : 8;
     }

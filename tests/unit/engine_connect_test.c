@@ -151,7 +151,7 @@ START_TEST(both_halves_are_needed)
     open_raw();
     struct tl_message hello = raw_peer_hello(&raw);
     raw_peer_send(&raw, &hello);
-    struct tl_message probed = raw_peer_message(&raw, TL_MESSAGE_PROBED, 0);
+    struct tl_message probed = raw_peer_message(TL_MESSAGE_PROBED, 0);
     raw_peer_send(&raw, &probed);
     raw_peer_run(&raw);
     ck_assert_uint_eq(pair.left->up_count, 0);
@@ -253,7 +253,7 @@ START_TEST(not_handshake_done)
 {
     enum tl_message_type type = (enum tl_message_type)_i;
     open_raw();
-    struct tl_message message = raw_peer_message(&raw, type, 1);
+    struct tl_message message = raw_peer_message(type, 1);
     raw_peer_send(&raw, &message);
     raw_peer_run(&raw);
     bool is_harmless = type == TL_MESSAGE_PROBED || type == TL_MESSAGE_CREDIT;
@@ -474,14 +474,15 @@ START_TEST(address_of_another_incarnation)
 }
 END_TEST
 
-/* Impossible numbers: slots, requests, the length of the provider's part. */
+/* Impossible numbers: slots, their length, inline values, requests, the length of the provider's part. */
 START_TEST(address_with_impossible_numbers)
 {
     static const struct {
         unsigned place;
         uint32_t value;
-    } cases[] = {{20, 0},     {20, 15},         {20, 65537}, {20, UINT32_MAX}, {24, 0},
-                 {24, 65536}, {24, UINT32_MAX}, {28, 0},     {28, 193},        {28, UINT32_MAX}};
+    } cases[] = {{20, 0},          {20, 15}, {20, 65537},         {20, UINT32_MAX}, {24, 1151},
+                 {24, 65537},      {32, 0},  {32, (1 << 20) + 1}, {32, UINT32_MAX}, {28, 8192 - 255},
+                 {28, UINT32_MAX}, {40, 0},  {40, 193},           {40, UINT32_MAX}};
     get_address();
     memcpy(bytes + cases[_i].place, &cases[_i].value, 4);
     expect_address_refused(TL_INVALID_ARGUMENT);
@@ -491,7 +492,7 @@ END_TEST
 START_TEST(address_that_the_provider_refuses)
 {
     get_address();
-    bytes[32] ^= 1;
+    bytes[44] ^= 1;
     expect_address_refused(TL_INVALID_ARGUMENT);
 }
 END_TEST
@@ -647,7 +648,7 @@ static void add_tests(TCase *tcase)
     tcase_add_test(tcase, address_truncated);
     tcase_add_test(tcase, address_of_another_version);
     tcase_add_test(tcase, address_of_another_incarnation);
-    tcase_add_loop_test(tcase, address_with_impossible_numbers, 0, 10);
+    tcase_add_loop_test(tcase, address_with_impossible_numbers, 0, 14);
     tcase_add_test(tcase, address_that_the_provider_refuses);
     tcase_add_test(tcase, card_refuses_to_connect);
     tcase_add_test(tcase, no_queue_pair_left);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Values on a device, as the owner sends them over the data plane: through its pinned memory and the pool. */
+/* Values on a device, as the owner sends them over the data plane: through the pool, and before that is pinned through
+ * pinned memory of the device as well. */
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,6 +19,7 @@ static void setup(void)
 {
     setup_cuda();
     engine_pair_defaults(&options);
+    options.engine.inline_bytes = TL_INLINE_BYTES; /* nothing comes inline from or to a device */
 }
 
 static struct tl_tensor *value_of(uint64_t size_bytes, unsigned seed)
@@ -56,32 +58,39 @@ static void expect(uint64_t size_bytes, unsigned seed)
     ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
     ck_assert_uint_eq(tl_tensor_size_bytes(ask.fetch.destination), size_bytes);
     ck_assert(is_filled(ask.fetch.destination, seed));
-    ck_assert_int_eq(ask.fetch.path, TL_PATH_BOUNCE);
+    ck_assert_int_eq(ask.fetch.path, TL_PATH_GPU_PROXY);
     if (!ask.is_unregistered)
         ck_assert_msg(strstr(ask.fetch.path_reason, "copied by the owner") != NULL, "%s", ask.fetch.path_reason);
     engine_ask_fini(&ask);
 }
 
-/* All blocks of the device are free. */
-static void check_blocks(void)
+/* Waits until the owner's pool is pinned, or cannot be; returns the reason. */
+static const char *await_pinning(void)
 {
-    void *blocks[TL_STAGING_BLOCKS];
-    struct tl_tensor *from = bytes_on(gpu0, 1), *to = bytes_on(host, 1);
-    copy(to, from); /* they are pinned from here on */
-    tl_tensor_put(from);
-    tl_tensor_put(to);
-    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++) {
-        for (unsigned n = 0; n < 10000 && (blocks[i] = tl_device_staging_try(gpu0)) == NULL; n++)
-            nap();
-        ck_assert_ptr_nonnull(blocks[i]);
+    struct tl_error error;
+    ck_assert_int_eq(tl_device_open(gpu0, &error), TL_OK);
+    const char *reason = tl_memory_why_not_pinned(owner->memory, gpu0);
+    for (unsigned i = 0; i < 50000 && reason != NULL && strstr(reason, "is being pinned") != NULL; i++) {
+        nap();
+        reason = tl_memory_why_not_pinned(owner->memory, gpu0);
     }
-    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++)
-        tl_device_staging_put(gpu0, blocks[i], false);
+    return reason;
+}
+
+static void await_registrations(unsigned count)
+{
+    struct fake_cuda_counts counts;
+    cuda->get_counts(&counts);
+    for (unsigned i = 0; i < 50000 && counts.registrations > count; i++) {
+        nap();
+        cuda->get_counts(&counts);
+    }
+    ck_assert_uint_eq(counts.registrations, count);
 }
 
 static const uint64_t sizes[] = {1, 5000, PIECE, PIECE + 1, 6 * PIECE + 77};
 
-/* Each byte is copied from the device once, whether the meta-data is known or not, and whoever has the memory. */
+/* Each byte is copied from the device once, whether the meta-data is known or not, with either kind of keys. */
 START_TEST(all_bytes_arrive)
 {
     struct fake_cuda_counts before, after;
@@ -101,16 +110,61 @@ START_TEST(all_bytes_arrive)
             ck_assert_uint_eq(after.copied_bytes - before.copied_bytes, sizes[i]);
         }
     }
+    for (cuda->get_counts(&after); after.registrations == 0; cuda->get_counts(&after))
+        nap(); /* the first value has begun that */
     engine_pair_close(&pair);
-    check_blocks();
+    await_registrations(0);
+    check_blocks(gpu0);
+}
+END_TEST
+
+/* With a pinned pool each piece is copied once, by the device, without a block of the device. Where the pool cannot be
+ * pinned, the CPU copies each byte once more, and the values arrive all the same. */
+START_TEST(straight_into_the_pool)
+{
+    struct fake_cuda_counts before, after;
+    void *blocks[TL_STAGING_BLOCKS];
+    bool is_pinned = _i < 4;
+    options.engine.keys = _i % 2 == 0 ? TL_KEYS_WINDOW : TL_KEYS_REGION;
+    options.engine.is_reading = _i / 2 == 1;
+    open_pair();
+    check_blocks(gpu0); /* they are allocated from here on */
+    await_frees(0);
+    if (!is_pinned) cuda->fail_call(1, 2, false);
+    ck_assert_int_eq(await_pinning() == NULL, is_pinned);
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS && is_pinned; i++)
+        blocks[i] = tl_device_staging_try(gpu0);
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(sizes); i++) {
+        for (unsigned round = 0; round < 4; round++) {
+            uint64_t bounced = engine_side_memory(owner).bounced_bytes;
+            cuda->get_counts(&before);
+            engine_side_publish(owner, "key", i, value_of(sizes[i], i));
+            ask.wants_checksum = round % 2 == 1;
+            ask.is_unregistered = round >= 2;
+            engine_ask_start(asker, &ask, "key", i);
+            run_until_done();
+            expect(sizes[i], i);
+            cuda->get_counts(&after);
+            ck_assert_uint_eq(after.copied_bytes - before.copied_bytes, sizes[i]);
+            /* Pieces are smaller for an asker that copies them on. */
+            if (round < 2) ck_assert_uint_eq(after.copies - before.copies, (sizes[i] + PIECE - 1) / PIECE);
+            ck_assert_uint_eq(engine_side_memory(owner).bounced_bytes - bounced, is_pinned ? 0 : sizes[i]);
+        }
+    }
+    ck_assert_uint_eq(engine_side_stats(owner).bytes_bounced, engine_side_memory(owner).bounced_bytes);
+    if (is_pinned) tl_device_staging_give(gpu0, blocks, TL_STAGING_BLOCKS);
+    engine_pair_close(&pair);
+    await_registrations(0);
+    check_blocks(gpu0);
 }
 END_TEST
 
 /* The asker gives up, or the connection ends, while the device is at work: nothing is left, and the value stays where
- * it is until the device is done. */
+ * it is until the device is done, as does the block of a pinned pool. */
 START_TEST(given_up)
 {
     struct tl_error reason;
+    options.may_keep_blocks = true;
     open_pair();
     struct tl_tensor *value = value_of(3 * PIECE, 1);
     engine_side_send(owner, "key", 1, tl_tensor_get(value));
@@ -118,11 +172,13 @@ START_TEST(given_up)
     engine_ask_start(asker, &ask, "first", 1);
     run_until_done();
     expect(10, 1);
+    bool is_pinned = _i / 2 == 1;
+    if (is_pinned) ck_assert_ptr_null(await_pinning());
     cuda->hold(NULL, true);
     engine_ask_start(asker, &ask, "key", 1);
     run_for_a_while();
     ck_assert_uint_eq(ask.done_count, 0);
-    if (_i == 0) {
+    if (_i % 2 == 0) {
         engine_ask_cancel(&ask);
     } else {
         tl_error_set(&reason, TL_UNAVAILABLE, "ended by the test");
@@ -133,12 +189,14 @@ START_TEST(given_up)
     engine_ask_fini(&ask);
     engine_pair_close(&pair);
     ck_assert(tl_tensor_is_shared(value));
+    if (is_pinned) await_registrations(1); /* the region with the block */
     cuda->hold(NULL, false);
     for (unsigned n = 0; n < 10000 && tl_tensor_is_shared(value); n++)
         nap();
     ck_assert(!tl_tensor_is_shared(value));
     tl_tensor_put(value);
-    check_blocks();
+    await_registrations(0);
+    check_blocks(gpu0);
 }
 END_TEST
 
@@ -172,8 +230,10 @@ START_TEST(more_than_the_pool)
     enum { MANY = 12 };
     static struct engine_ask asks[MANY];
     char key[16];
-    options.memory.pool_bytes = options.memory.max_pool_bytes = 4 << 20;
+    options.memory.max_pool_bytes = 4 << 20;
+    options.memory.pool_bytes = _i == 0 ? 4 << 20 : 1 << 20; /* it grows meanwhile */
     open_pair();
+    if (_i == 1) ck_assert_ptr_null(await_pinning());
     for (unsigned i = 0; i < MANY; i++) {
         snprintf(key, sizeof(key), "key %u", i);
         engine_side_publish(owner, key, 1, value_of(3 * PIECE, i));
@@ -189,8 +249,10 @@ START_TEST(more_than_the_pool)
         ck_assert(is_filled(asks[i].fetch.destination, i));
         engine_ask_fini(&asks[i]);
     }
+    if (_i == 1) ck_assert_uint_eq(engine_side_memory(owner).bounced_bytes, 0);
     engine_pair_close(&pair);
-    check_blocks();
+    await_registrations(0);
+    check_blocks(gpu0);
 }
 END_TEST
 
@@ -222,9 +284,10 @@ int main(void)
     TCase *device = tcase_create("device");
     tcase_add_checked_fixture(device, setup, NULL);
     tcase_add_loop_test(device, all_bytes_arrive, 0, 4);
-    tcase_add_loop_test(device, given_up, 0, 2);
+    tcase_add_loop_test(device, straight_into_the_pool, 0, 5);
+    tcase_add_loop_test(device, given_up, 0, 4);
     tcase_add_test(device, stream_comes_first);
-    tcase_add_test(device, more_than_the_pool);
+    tcase_add_loop_test(device, more_than_the_pool, 0, 2);
     tcase_add_test(device, lost_device);
     Suite *suite = suite_create("engine_device");
     suite_add_tcase(suite, device);

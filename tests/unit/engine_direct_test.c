@@ -16,6 +16,7 @@ static void setup(void)
 {
     setup_cuda();
     engine_pair_defaults(&options);
+    options.engine.inline_bytes = TL_INLINE_BYTES; /* nothing comes inline from or to a device */
     options.provider.reach = cuda->reach;
 }
 
@@ -119,7 +120,7 @@ START_TEST(the_first_value)
     open_pair();
     fake_fabric_hold_regions(pair.fabric, true); /* so that the probe takes longer */
     engine_side_publish(owner, "key", 1, value_of(PIECE, 1));
-    ck_assert_int_eq(fetch("key", 1, PIECE, 1), TL_PATH_BOUNCE);
+    ck_assert_int_eq(fetch("key", 1, PIECE, 1), TL_PATH_GPU_PROXY);
     fake_fabric_hold_regions(pair.fabric, false);
     while (why_not() != NULL)
         nap();
@@ -137,10 +138,26 @@ START_TEST(what_is_copied)
     await_probe();
     engine_side_publish(owner, "key", 1, value_of(PIECE, 1));
     ask.wants_checksum = true;
-    ck_assert_int_eq(fetch("key", 1, PIECE, 1), TL_PATH_BOUNCE);
+    ck_assert_int_eq(fetch("key", 1, PIECE, 1), TL_PATH_GPU_PROXY);
     ask.wants_checksum = false;
     engine_side_publish(owner, "small", 1, value_of(1000, 2));
-    ck_assert_int_eq(fetch("small", 1, 1000, 2), TL_PATH_BOUNCE);
+    ck_assert_int_eq(fetch("small", 1, 1000, 2), TL_PATH_GPU_PROXY);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Where the settings force it, the values go through pinned memory, though the card reaches the device. */
+START_TEST(the_proxy_is_forced)
+{
+    options.engine.is_gpu_proxy_forced = true;
+    options.engine.is_reading = _i == 1;
+    open_pair();
+    await_probe();
+    ck_assert_ptr_null(why_not());
+    uint64_t before = copied_bytes();
+    engine_side_publish(owner, "key", 1, value_of(PIECE, 1));
+    ck_assert_int_eq(fetch("key", 1, PIECE, 1), TL_PATH_GPU_PROXY);
+    ck_assert_uint_ge(copied_bytes(), before + PIECE);
     engine_pair_close(&pair);
 }
 END_TEST
@@ -261,7 +278,7 @@ START_TEST(the_probe_fails)
     ck_assert_ptr_nonnull(why_not());
     fake_fabric_clear_rules(pair.fabric);
     engine_side_publish(owner, "key", 1, value_of(PIECE, 1));
-    ck_assert_int_eq(fetch("key", 1, PIECE, 1), TL_PATH_BOUNCE);
+    ck_assert_int_eq(fetch("key", 1, PIECE, 1), TL_PATH_GPU_PROXY);
     engine_pair_close(&pair);
     await_frees(0);
 }
@@ -275,7 +292,7 @@ START_TEST(no_space_for_a_registration)
     await_probe();
     fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_REGION_FAILURE, .times = 2});
     engine_side_publish(owner, "key", 1, value_of(PIECE, 1));
-    ck_assert_int_eq(fetch("key", 1, PIECE, 1), TL_PATH_BOUNCE);
+    ck_assert_int_eq(fetch("key", 1, PIECE, 1), TL_PATH_GPU_PROXY);
     fake_fabric_clear_rules(pair.fabric);
     engine_side_publish(owner, "key", 2, value_of(PIECE, 2));
     ck_assert_int_eq(fetch("key", 2, PIECE, 2), TL_PATH_GPU_DIRECT);
@@ -291,6 +308,7 @@ int main(void)
     tcase_add_loop_test(direct, nothing_is_copied, 0, 4);
     tcase_add_test(direct, the_first_value);
     tcase_add_loop_test(direct, what_is_copied, 0, 2);
+    tcase_add_loop_test(direct, the_proxy_is_forced, 0, 2);
     tcase_add_loop_test(direct, stream_comes_first, 0, 2);
     tcase_add_loop_test(direct, broken_while_registering, 0, 2);
     tcase_add_loop_test(direct, given_up, 0, 6);

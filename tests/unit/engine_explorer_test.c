@@ -93,8 +93,9 @@ static void choose_options(void)
     options.engine.slot_count = (uint32_t)PICK(16, 16, 17, 64);
     options.engine.work_count = (uint32_t)PICK(16, 16, 20, 64);
     options.engine.request_count = (uint32_t)PICK(1, 3, 16, 64);
-    options.engine.cache_count = (uint32_t)PICK(0, 2, 64);
+    options.engine.key_count = (uint32_t)PICK(0, 2, 64);
     options.engine.piece_bytes = PICK(0, 100, 900);
+    options.engine.inline_bytes = (uint32_t)PICK(0, 1000, TL_INLINE_BYTES);
     options.engine.register_bytes = PICK(1, 2000, 1 << 20);
     options.engine.is_bounce_forced = one_in(8);
     options.engine.is_mapping_allowed = !one_in(4);
@@ -261,6 +262,8 @@ static void start_ask(void)
     asked->ask.is_unregistered = one_in(3);
     asked->ask.wants_checksum = one_in(4);
     asked->ask.may_map = one_in(2);
+    if (value != NULL && value->size_bytes > 0 && one_in(4))
+        asked->ask.destination = engine_bytes(value->size_bytes, 0);
     if (value != NULL) value->asked_count++;
     engine_ask_start(side, &asked->ask, key_name(value != NULL ? value->key : KEYS), value != NULL ? value->step : 0);
 }

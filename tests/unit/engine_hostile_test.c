@@ -45,13 +45,13 @@ static void close_raw(void)
 
 static void send_type(enum tl_message_type type, uint32_t handle)
 {
-    struct tl_message message = raw_peer_message(&raw, type, handle);
+    struct tl_message message = raw_peer_message(type, handle);
     raw_peer_send(&raw, &message);
 }
 
 static struct tl_message with_meta_data(enum tl_message_type type, uint64_t size_bytes)
 {
-    struct tl_message message = raw_peer_message(&raw, type, request->handle);
+    struct tl_message message = raw_peer_message(type, request->handle);
     message.has_meta_data = true;
     message.meta_data =
         (struct tl_meta_data){.dtype = TL_U8, .shape = {.rank = 1, .dims = {size_bytes}}, .size_bytes = size_bytes};
@@ -209,7 +209,7 @@ static void say(const struct word *word)
         write_piece(0, word->write_bytes, word->flags);
         return;
     }
-    struct tl_message message = raw_peer_message(&raw, word->type, request->handle);
+    struct tl_message message = raw_peer_message(word->type, request->handle);
     if (word->size_bytes != UINT64_MAX) message = with_meta_data(word->type, word->size_bytes);
     message.number = 1;
     message.destination = raw.exposure.descriptor; /* A source behind it is not for reading. */
@@ -299,7 +299,7 @@ static void expect_protocol_error(void)
 
 static struct tl_message ask_for(uint32_t handle)
 {
-    struct tl_message message = raw_peer_message(&raw, TL_MESSAGE_REQUEST, handle);
+    struct tl_message message = raw_peer_message(TL_MESSAGE_REQUEST, handle);
     message.number = 1;
     message.step = 1;
     return message;
@@ -320,7 +320,8 @@ END_TEST
 
 START_TEST(request_with_an_impossible_handle)
 {
-    const uint32_t handles[] = {UINT16_MAX, TL_IMMEDIATE_DONE_FOLLOWS | 5, TL_IMMEDIATE_SENDER_COPYING | 5, UINT32_MAX};
+    const uint32_t handles[] = {TL_MAX_REQUESTS, TL_IMMEDIATE_DONE_FOLLOWS | 5, TL_IMMEDIATE_SENDER_COPYING | 5,
+                                UINT32_MAX};
     open_raw();
     struct tl_message message = ask_for(handles[_i]);
     raw_peer_send(&raw, &message);
@@ -359,7 +360,7 @@ END_TEST
 START_TEST(re_request_of_nothing)
 {
     open_raw();
-    struct tl_message message = raw_peer_message(&raw, TL_MESSAGE_RE_REQUEST, 5);
+    struct tl_message message = raw_peer_message(TL_MESSAGE_RE_REQUEST, 5);
     message.destination = raw.exposure.descriptor;
     raw_peer_send(&raw, &message);
     expect_protocol_error();
@@ -371,7 +372,7 @@ START_TEST(re_request_that_was_not_asked_for)
     open_raw();
     struct tl_message message = ask_for(5);
     raw_peer_send(&raw, &message);
-    message = raw_peer_message(&raw, TL_MESSAGE_RE_REQUEST, 5);
+    message = raw_peer_message(TL_MESSAGE_RE_REQUEST, 5);
     message.destination = raw.exposure.descriptor;
     raw_peer_send(&raw, &message);
     expect_protocol_error();
@@ -399,7 +400,7 @@ START_TEST(peer_that_never_says_where_a_value_goes)
     ck_assert_uint_eq(pair.left->open_serve_count, 0);
     ck_assert_int_eq(pair.left->last_end, TL_SERVE_CANCELLED);
     ck_assert(engine_side_has(pair.left, "key", 1));
-    message = raw_peer_message(&raw, TL_MESSAGE_RE_REQUEST, 5);
+    message = raw_peer_message(TL_MESSAGE_RE_REQUEST, 5);
     message.destination = raw.exposure.descriptor;
     raw_peer_send(&raw, &message);
     raw_peer_run(&raw);
@@ -467,8 +468,8 @@ END_TEST
 START_TEST(more_consumed_than_was_sent)
 {
     open_raw();
-    struct tl_message message = raw_peer_message(&raw, TL_MESSAGE_CREDIT, 0);
-    message.consumed += 1000;
+    struct tl_message message = raw_peer_message(TL_MESSAGE_CREDIT, 0);
+    raw.consumed += 1000;
     raw_peer_send(&raw, &message);
     expect_protocol_error();
 }
@@ -478,9 +479,9 @@ END_TEST
 START_TEST(consumed_goes_back)
 {
     open_raw();
-    struct tl_message message = raw_peer_message(&raw, TL_MESSAGE_CREDIT, 0);
+    struct tl_message message = raw_peer_message(TL_MESSAGE_CREDIT, 0);
     raw_peer_send(&raw, &message);
-    message.consumed--;
+    raw.consumed--;
     raw_peer_send(&raw, &message);
     raw_peer_run(&raw);
     ck_assert_uint_eq(pair.left->closed_count, 0);
@@ -494,8 +495,8 @@ START_TEST(cancels_without_end)
     open_raw();
     uint32_t consumed = raw.consumed;
     for (unsigned i = 0; i < 100000 && !raw.is_broken; i++) {
-        struct tl_message message = raw_peer_message(&raw, TL_MESSAGE_CANCEL, 5);
-        message.consumed = consumed;
+        struct tl_message message = raw_peer_message(TL_MESSAGE_CANCEL, 5);
+        raw.consumed = consumed;
         raw_peer_send(&raw, &message);
         raw_peer_run(&raw);
     }
@@ -539,10 +540,10 @@ START_TEST(stale_handles)
 {
     open_raw();
     uint32_t first_handle = 0;
-    for (unsigned i = 0; i < 3; i++) {
+    for (unsigned i = 0; i <= 2 * RAW_PEER_REQUESTS; i++) { /* Indexes are used again in turn. */
         start("key");
         if (i == 0) first_handle = request->handle;
-        ck_assert_uint_eq(tl_handle_index(request->handle), tl_handle_index(first_handle));
+        ck_assert_uint_eq(tl_handle_index(request->handle), i % RAW_PEER_REQUESTS);
         if (i > 0) ck_assert_uint_ne(request->handle, first_handle);
         struct tl_message empty = with_meta_data(TL_MESSAGE_DONE, 0);
         raw_peer_send(&raw, &empty);
@@ -555,7 +556,7 @@ START_TEST(stale_handles)
     send_type(TL_MESSAGE_DONE, first_handle);
     send_type(TL_MESSAGE_CANCELLED, first_handle);
     send_type(TL_MESSAGE_ERROR_STATUS, first_handle);
-    send_type(TL_MESSAGE_META_DATA_UPDATE, 65534); /* An index that was never used. */
+    send_type(TL_MESSAGE_META_DATA_UPDATE, TL_MAX_REQUESTS - 1); /* An index that was never used. */
     raw_peer_run(&raw);
     ck_assert_uint_eq(engine_side_stats(pair.left).late_answers, late + 4);
     ck_assert_uint_eq(pair.left->closed_count, 0);
@@ -572,7 +573,7 @@ END_TEST
 START_TEST(generations_wrap)
 {
     open_raw();
-    for (unsigned i = 0; i < (1u << TL_HANDLE_GENERATION_BITS) + 3; i++) {
+    for (unsigned i = 0; i < RAW_PEER_REQUESTS * ((1u << TL_HANDLE_GENERATION_BITS) + 1); i++) {
         start("key");
         ck_assert_uint_eq(request->handle & ~TL_HANDLE_MASK, 0);
         struct tl_message empty = with_meta_data(TL_MESSAGE_DONE, 0);
@@ -663,13 +664,13 @@ START_TEST(noise)
             random = random * UINT64_C(6364136223846793005) + 1442695040888963407;
             bytes[k] = (uint8_t)(random >> 56);
         }
-        uint32_t len_bytes = 12 + bytes[100];
-        bytes[0] = (uint8_t)(bytes[0] % (TL_MESSAGE_MAPPED + 1));
-        bytes[1] &= 3;
-        bytes[2] = (uint8_t)len_bytes;
-        bytes[3] = (uint8_t)(len_bytes >> 8);
-        memcpy(bytes + 4, &raw.consumed, 4);
-        raw_peer_send_bytes(&raw, bytes, len_bytes);
+        uint32_t len_bytes = 8 + bytes[100];
+        memcpy(bytes, &raw.consumed, 4);
+        bytes[4] = (uint8_t)(bytes[4] % (TL_MESSAGE_SOURCE + 1));
+        bytes[5] &= 3;
+        bytes[6] = (uint8_t)len_bytes;
+        bytes[7] = (uint8_t)(len_bytes >> 8);
+        raw_peer_send_bytes(&raw, bytes, 4 + len_bytes);
         raw_peer_run(&raw);
     }
     close_raw();

@@ -102,7 +102,7 @@ START_TEST(little_of_everything)
     options.engine.work_count = 16;
     options.engine.slot_count = 16;
     options.engine.request_count = 7;
-    options.engine.cache_count = 0;
+    options.engine.key_count = 0;
     open_pair();
     expect_many(true);
 }
@@ -151,12 +151,12 @@ START_TEST(pings_that_cross)
     options.engine.request_count = 100;
     options.engine.peer_timeout_ns = 100 * TL_NS_PER_SEC;
     open_pair();
+    fake_fabric_set_manual(pair.fabric, true);
     for (unsigned i = 0; i < 100; i++) {
         for (unsigned s = 0; s < 2; s++)
             engine_ask_start(&pair.sides[s], &asks[s][i], "key", i);
+        round_of_both(); /* so that each REQUEST takes a slot */
     }
-    fake_fabric_set_manual(pair.fabric, true);
-    round_of_both();
     fake_clock_advance(options.engine.peer_timeout_ns / 4);
     round_of_both();
     for (unsigned s = 0; s < 2; s++) {

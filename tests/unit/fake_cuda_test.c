@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -81,6 +82,60 @@ END_TEST
 START_TEST(host_memory_that_is_not_pinned)
 {
     copy_in_stream(memory, on_heap);
+}
+END_TEST
+
+static unsigned char *map_pages(void)
+{
+    return mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+}
+
+START_TEST(memory_is_registered)
+{
+    struct fake_cuda_counts counts;
+    unsigned char *pages = map_pages();
+    ck_assert_int_eq(calls.cudaHostRegister(pages, 8192, TL_CUDA_HOST_REGISTER_PORTABLE), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cudaHostRegister(pages + 4096, 4096, TL_CUDA_HOST_REGISTER_PORTABLE), 712);
+    ck_assert_int_eq(calls.cudaHostRegister(pinned, 1, TL_CUDA_HOST_REGISTER_PORTABLE), 712);
+    cuda->get_counts(&counts);
+    ck_assert_uint_eq(counts.registrations, 1);
+    copy_in_stream(pages + 64, memory);
+    ck_assert_int_eq(calls.cudaStreamSynchronize(stream), TL_CUDA_OK);
+    ck_assert_int_eq(pages[64], FAKE_POISON);
+    ck_assert_int_eq(calls.cudaHostUnregister(pages), TL_CUDA_OK);
+    cuda->get_counts(&counts);
+    ck_assert_uint_eq(counts.registrations, 0);
+    munmap(pages, 8192);
+}
+END_TEST
+
+START_TEST(memory_that_is_not_registered_any_more)
+{
+    unsigned char *pages = map_pages();
+    ck_assert_int_eq(calls.cudaHostRegister(pages, 8192, TL_CUDA_HOST_REGISTER_PORTABLE), TL_CUDA_OK);
+    cuda->hold(NULL, true);
+    copy_in_stream(pages, memory);
+    ck_assert_int_eq(calls.cudaHostUnregister(pages), TL_CUDA_OK);
+    cuda->hold(NULL, false);
+    (void)calls.cudaStreamSynchronize(stream);
+}
+END_TEST
+
+START_TEST(memory_that_is_unmapped_while_it_is_registered)
+{
+    unsigned char *pages = map_pages();
+    ck_assert_int_eq(calls.cudaHostRegister(pages, 8192, TL_CUDA_HOST_REGISTER_PORTABLE), TL_CUDA_OK);
+    munmap(pages, 8192);
+    (void)calls.cudaHostUnregister(pages);
+}
+END_TEST
+
+START_TEST(memory_that_is_unregistered_twice)
+{
+    unsigned char *pages = map_pages();
+    ck_assert_int_eq(calls.cudaHostRegister(pages, 8192, TL_CUDA_HOST_REGISTER_PORTABLE), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cudaHostUnregister(pages), TL_CUDA_OK);
+    (void)calls.cudaHostUnregister(pages);
 }
 END_TEST
 
@@ -241,6 +296,9 @@ END_TEST
 static void add_ends(TCase *tcase, int number)
 {
     tcase_add_test_raise_signal(tcase, host_memory_that_is_not_pinned, number);
+    tcase_add_test_raise_signal(tcase, memory_that_is_not_registered_any_more, number);
+    tcase_add_test_raise_signal(tcase, memory_that_is_unmapped_while_it_is_registered, number);
+    tcase_add_test_raise_signal(tcase, memory_that_is_unregistered_twice, number);
     tcase_add_test_raise_signal(tcase, memory_that_was_freed, number);
     tcase_add_test_raise_signal(tcase, memory_that_is_freed_twice, number);
     tcase_add_test_raise_signal(tcase, beyond_an_allocation, number);
@@ -263,6 +321,7 @@ int main(void)
     tcase_add_test(tcase, the_legacy_stream_waits);
     tcase_add_test(tcase, calls_fail);
     tcase_add_test(tcase, a_device_is_full);
+    tcase_add_test(tcase, memory_is_registered);
     add_ends(tcase, SIGABRT);
     tcase_add_test_raise_signal(tcase, the_cpu_reads_device_memory, SIGSEGV);
     tcase_add_test_raise_signal(tcase, the_cpu_reads_pinned_memory_that_was_freed, SIGSEGV);

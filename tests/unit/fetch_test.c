@@ -288,7 +288,7 @@ START_TEST(names_of_paths)
     ck_assert_str_eq(tl_path_name(TL_PATH_GPU_DIRECT), "gpu-direct");
     ck_assert_str_eq(tl_path_name(TL_PATH_GPU_PROXY), "gpu-proxy");
     ck_assert_str_eq(tl_path_name(TL_PATH_GPU_IPC), "gpu-ipc");
-    ck_assert_str_eq(tl_path_name((enum tl_path)(TL_PATH_GPU_IPC + 1)), "none");
+    ck_assert_str_eq(tl_path_name((enum tl_path)(TL_PATH_INLINE + 1)), "none");
 }
 END_TEST
 

@@ -131,10 +131,11 @@ START_TEST(settings_are_checked_on_every_level)
 {
     check_refused("{\"ps\": {\"cheksum\": true}}",
                   "f:2:17: jobs.ps.cheksum: there is no setting \"cheksum\"; did you mean \"checksum\"?");
-    check_refused("{\"ps\": {\"tasks\": {\"0\": {\"tasks\": {}}}}}",
-                  "f:2:33: jobs.ps.tasks.0.tasks: there is no setting \"tasks\"; use one of \"protocol\", \"rdma\", "
-                  "\"connect\", \"checksum\", \"listen\", \"publish\", \"peers\", \"limits\", \"timeouts\", \"local\", "
-                  "\"verbs\", \"log\"");
+    check_refused(
+        "{\"ps\": {\"tasks\": {\"0\": {\"tasks\": {}}}}}",
+        "f:2:33: jobs.ps.tasks.0.tasks: there is no setting \"tasks\"; use one of \"protocol\", \"rdma\", "
+        "\"connect\", \"checksum\", \"listen\", \"publish\", \"device\", \"peers\", \"limits\", \"timeouts\", "
+        "\"local\", \"verbs\", \"gpu\", \"log\"");
     check_refused("{\"ps\": {\"tasks\": {\"1\": {\"limits\": {\"held\": -1}}}}}",
                   "f:2:52: jobs.ps.tasks.1.limits.held: -1 is negative; write a number of bytes, or a size such as "
                   "\"512MiB\"");

@@ -305,7 +305,7 @@ START_TEST(not_connected)
 END_TEST
 
 /* The slot says whether pages of the memory to read may have to come from a file first: then the reader reads it
- * through a buffer. The page of a hole that nobody has read is not in memory. */
+ * through a buffer. The page of a hole that was never read is not in memory. */
 START_TEST(memory_to_read_that_lies_in_a_file)
 {
     uint8_t target[5] = {0}, heap[5] = "other";

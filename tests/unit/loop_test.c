@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The control loop: whoever runs it is known as its owner, who must not wait for anything else. */
+/* The control loop: the thread that runs it is known as its owner, and must not wait for anything else. */
 #include <check.h>
 
 #include "base/clock.h"

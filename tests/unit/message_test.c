@@ -23,12 +23,13 @@ static const enum tl_message_type types[] = {
 
 static const struct tl_meta_data matrix = {.dtype = TL_F32, .shape = {.rank = 2, .dims = {3, 5}}, .size_bytes = 60};
 
-/* Returns a message with every field that its type can have. */
+static const uint8_t value_bytes[60] = {1, 2, 3, [59] = 60};
+
+/* Fills the message with every field that its type can have. */
 static void compose(enum tl_message_type type)
 {
     message = (struct tl_message){
         .type = type,
-        .consumed = 0x01020304,
         .handle = 0xfffefdfc,
         .version = 0x11121314,
         .incarnation = UINT64_C(0x2122232425262728),
@@ -37,6 +38,7 @@ static void compose(enum tl_message_type type)
         .number = UINT64_C(0x5152535455565758),
         .step = UINT64_C(0x6162636465666768),
         .expected_step = UINT64_MAX,
+        .subscription = UINT64_C(0x9192939495969798),
         .checksum = UINT64_C(0x7172737475767778),
         .offset = UINT64_C(0x8182838485868788),
         .meta_data = matrix,
@@ -44,6 +46,7 @@ static void compose(enum tl_message_type type)
         .code = TL_ABORTED,
         .text = "step 7 was given up",
         .key = "layer/weights",
+        .data = value_bytes,
     };
     message.has_meta_data = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_META_DATA_UPDATE ||
                             type == TL_MESSAGE_DONE || type == TL_MESSAGE_MAPPED || type == TL_MESSAGE_SOURCE;
@@ -56,14 +59,16 @@ static void compose(enum tl_message_type type)
     message.is_on_device = type == TL_MESSAGE_SOURCE;
     message.is_copying = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_RE_REQUEST || type == TL_MESSAGE_SOURCE;
     message.is_reading = type == TL_MESSAGE_REQUEST;
+    message.is_remote = message.is_fixed = type == TL_MESSAGE_REQUEST;
 }
 
 static uint32_t encode(void)
 {
     memset(buffer, 0xee, sizeof(buffer));
     uint32_t len_bytes = tl_message_encode(&message, buffer);
-    ck_assert_uint_le(len_bytes, TL_SLOT_BYTES);
-    if (len_bytes < TL_SLOT_BYTES) ck_assert_uint_eq(buffer[len_bytes], 0xee);
+    ck_assert_uint_le(len_bytes, tl_message_most_bytes(&message));
+    ck_assert_uint_le(len_bytes, TL_MESSAGE_BYTES);
+    ck_assert_uint_eq(buffer[len_bytes], 0xee);
     return len_bytes;
 }
 
@@ -110,8 +115,12 @@ static void expect_same_body(void)
     if (type == TL_MESSAGE_REQUEST) {
         ck_assert_uint_eq(decoded.number, message.number);
         ck_assert_uint_eq(decoded.expected_step, message.expected_step);
-        ck_assert_str_eq(decoded.key, message.key);
-        ck_assert_ptr_eq(decoded.key, decoded.text_capacity);
+        ck_assert_uint_eq(decoded.subscription, message.subscription);
+        ck_assert_int_eq(decoded.key_form, message.key_form);
+        ck_assert_uint_eq(decoded.key_number, message.key_number);
+        bool has_text = message.key_form == TL_KEY_TEXT || message.key_form == TL_KEY_NEW;
+        ck_assert_ptr_eq(decoded.key, has_text ? decoded.text_capacity : NULL);
+        if (has_text) ck_assert_str_eq(decoded.key, message.key);
     }
     if (type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE ||
         type == TL_MESSAGE_MAPPED || type == TL_MESSAGE_SOURCE) {
@@ -138,7 +147,6 @@ static void expect_round_trip(void)
     uint32_t len_bytes = encode();
     ck_assert_msg(decode(len_bytes) == TL_OK, "%s: %s", tl_message_name(message.type), error.message);
     ck_assert_int_eq(decoded.type, message.type);
-    ck_assert_uint_eq(decoded.consumed, message.consumed);
     ck_assert_uint_eq(decoded.handle, message.handle);
     ck_assert_int_eq(decoded.has_meta_data, message.has_meta_data);
     ck_assert_int_eq(decoded.has_checksum, message.has_checksum);
@@ -149,6 +157,9 @@ static void expect_round_trip(void)
     ck_assert_int_eq(decoded.is_on_device, message.is_on_device);
     ck_assert_int_eq(decoded.is_copying, message.is_copying);
     ck_assert_int_eq(decoded.is_reading, message.is_reading);
+    ck_assert_int_eq(decoded.is_inline, message.is_inline);
+    ck_assert_int_eq(decoded.is_remote, message.is_remote);
+    ck_assert_int_eq(decoded.is_fixed, message.is_fixed);
     expect_same_body();
 }
 
@@ -167,8 +178,8 @@ START_TEST(round_trip)
     message.is_on_device = false;
     message.is_copying = false;
     message.is_reading = false;
+    message.is_remote = message.is_fixed = false;
     expect_round_trip();
-    message.consumed = UINT32_MAX;
     message.handle = 0;
     message.destination.len_bytes = 0;
     expect_round_trip();
@@ -190,8 +201,7 @@ END_TEST
 START_TEST(wire_form)
 {
     static const uint8_t expected[] = {
-        6,    1 | 2 | 16, 37,   0,                                  /* type, flags, length */
-        0x04, 0x03,       0x02, 0x01,                               /* consumed */
+        6,    1 | 2 | 16, 33,   0,                                  /* type, flags, length */
         0xfc, 0xfd,       0xfe, 0xff,                               /* handle */
         0xe8, 0xce,       0x99, 0xab, 0xc6, 0xec, 0x98, 0xb1, 0x61, /* step */
         0x78, 0x77,       0x76, 0x75, 0x74, 0x73, 0x72, 0x71,       /* checksum */
@@ -249,11 +259,12 @@ END_TEST
 /* Flags that a type does not have are neither sent nor accepted. */
 START_TEST(flags)
 {
-    static const unsigned allowed[] = {0, 0,      1 | 2 | 32 | 64 | 128, 1 | 16, 64, 1 | 2 | 16, 4, 0, 0, 8,
-                                       0, 1 | 16, 1 | 2 | 16 | 32 | 64};
+    static const unsigned allowed[] = {0, 0, 255, 1 | 16, 64,     1 | 2 | 4 | 16,      4,
+                                       0, 0, 8,   0,      1 | 16, 1 | 2 | 16 | 32 | 64};
     compose(types[_i]);
     message.has_meta_data = message.has_checksum = message.is_final = message.is_ping = message.is_published = true;
     message.may_map = message.is_copying = message.is_reading = message.is_on_device = true;
+    message.is_inline = message.is_remote = message.is_fixed = true;
     uint32_t len_bytes = encode();
     ck_assert_uint_eq(buffer[1], allowed[_i]);
     for (unsigned bit = 0; bit < 8; bit++) {
@@ -261,6 +272,32 @@ START_TEST(flags)
         buffer[1] = (uint8_t)(allowed[_i] | 1u << bit);
         expect_refused(len_bytes);
     }
+}
+END_TEST
+
+/* The bytes of an inline value are the rest of its message, and as many as its meta-data says. */
+START_TEST(inline_values)
+{
+    compose(TL_MESSAGE_DONE);
+    uint32_t plain_bytes = encode();
+    message.is_inline = true;
+    uint32_t len_bytes = encode();
+    ck_assert_uint_eq(len_bytes, plain_bytes + sizeof(value_bytes));
+    ck_assert_mem_eq(buffer + plain_bytes, value_bytes, sizeof(value_bytes));
+    expect_round_trip();
+    for (uint32_t cut = plain_bytes; cut < len_bytes; cut++) {
+        set_len(cut);
+        expect_refused(cut);
+    }
+    set_len(len_bytes + 1);
+    expect_refused(len_bytes + 1);
+    message.has_meta_data = false;
+    len_bytes = encode();
+    expect_refused(len_bytes);
+    compose(TL_MESSAGE_DONE);
+    message.is_inline = true;
+    message.meta_data = (struct tl_meta_data){.dtype = TL_F32, .shape = {.rank = 1, .dims = {0}}};
+    expect_refused(encode());
 }
 END_TEST
 
@@ -308,7 +345,7 @@ START_TEST(unknown_types)
 }
 END_TEST
 
-#define KEY_PLACE (12 + 3) /* The length of a REQUEST's key is behind three numbers of a byte each. */
+#define KEY_PLACE (8 + 3) /* The length of a REQUEST's key is behind three numbers of a byte each. */
 
 START_TEST(keys)
 {
@@ -321,13 +358,55 @@ START_TEST(keys)
     expect_refused(encode());
     message.key = "nul";
     message.number = message.step = message.expected_step = 1;
+    message.subscription = 0;
     uint32_t len_bytes = encode();
-    ck_assert_uint_eq(buffer[KEY_PLACE], 3);
+    ck_assert_uint_eq(buffer[KEY_PLACE], 3 << 2);
     buffer[KEY_PLACE + 2] = '\0';
     expect_refused(len_bytes);
     encode();
     buffer[KEY_PLACE] = 0x7f; /* It reaches into what follows, and beyond. */
     expect_refused(len_bytes);
+}
+END_TEST
+
+/* With a number, a text, or both; and the meta-data of a request stands in it or is as before. */
+START_TEST(numbered_keys)
+{
+    static const uint32_t key_numbers[] = {0, 1, 31, 32, 4095, 4096, UINT32_MAX};
+    for (size_t i = 0; i < sizeof(key_numbers) / sizeof(key_numbers[0]); i++) {
+        for (int form = TL_KEY_NEW; form <= TL_KEY_AS_BEFORE; form++) {
+            compose(TL_MESSAGE_REQUEST);
+            message.key_form = (enum tl_key_form)form;
+            message.key_number = key_numbers[i];
+            message.has_meta_data = form != TL_KEY_AS_BEFORE;
+            expect_round_trip();
+        }
+    }
+    message.has_meta_data = true;
+    expect_refused(encode());
+    /* A number of 33 bits, which has five bytes as the greatest one has. */
+    message.has_meta_data = false;
+    message.number = message.step = message.expected_step = 1;
+    message.subscription = 0;
+    uint32_t len_bytes = encode();
+    ck_assert_uint_eq(buffer[KEY_PLACE + 4], 0x3f);
+    buffer[KEY_PLACE + 4] = 0x40;
+    expect_refused(len_bytes);
+}
+END_TEST
+
+START_TEST(differences)
+{
+    static const uint64_t values[] = {0, 1, 63, 64, 1000, INT64_MAX, UINT64_C(1) << 63, UINT64_MAX};
+    enum { COUNT = sizeof(values) / sizeof(values[0]) };
+    for (unsigned i = 0; i < COUNT * COUNT; i++) {
+        uint64_t number = values[i / COUNT], base = values[i % COUNT];
+        ck_assert_uint_eq(tl_from_difference(tl_difference(number, base), base), number);
+    }
+    ck_assert_uint_eq(tl_difference(5, 5), 0);
+    ck_assert_uint_eq(tl_difference(6, 5), 2);
+    ck_assert_uint_eq(tl_difference(4, 5), 1);
+    ck_assert_uint_eq(tl_difference(0, UINT64_MAX), 2);
 }
 END_TEST
 
@@ -340,19 +419,38 @@ START_TEST(numbers)
         compose(TL_MESSAGE_DONE);
         message.has_meta_data = message.has_checksum = false;
         message.step = values[i];
-        ck_assert_uint_eq(encode(), 12 + lens[i]);
+        ck_assert_uint_eq(encode(), 8 + lens[i]);
         expect_round_trip();
     }
-    buffer[12 + 9] = 2; /* the 65th bit */
-    expect_refused(12 + 10);
-    buffer[12 + 9] = 0x81; /* an eleventh byte */
-    buffer[12 + 10] = 0;
-    set_len(12 + 11);
-    expect_refused(12 + 11);
-    buffer[12] = 0x81; /* 1 in two bytes */
-    buffer[13] = 0;
-    set_len(12 + 2);
-    expect_refused(12 + 2);
+    buffer[8 + 9] = 2; /* the 65th bit */
+    expect_refused(8 + 10);
+    buffer[8 + 9] = 0x81; /* an eleventh byte */
+    buffer[8 + 10] = 0;
+    set_len(8 + 11);
+    expect_refused(8 + 11);
+    buffer[8] = 0x81; /* 1 in two bytes */
+    buffer[9] = 0;
+    set_len(8 + 2);
+    expect_refused(8 + 2);
+}
+END_TEST
+
+/* A REQUEST of a subscription has its number, which is not 0; others have none. */
+START_TEST(subscriptions)
+{
+    compose(TL_MESSAGE_REQUEST);
+    message.subscription = 0;
+    uint32_t len_bytes = encode();
+    ck_assert_uint_eq(buffer[1] & 4, 0);
+    expect_round_trip();
+    message.subscription = 1;
+    ck_assert_uint_eq(encode(), len_bytes + 1);
+    expect_round_trip();
+    message.number = message.step = message.expected_step = 1;
+    len_bytes = encode();
+    ck_assert_uint_eq(buffer[KEY_PLACE], 1);
+    buffer[KEY_PLACE] = 0;
+    expect_refused(len_bytes);
 }
 END_TEST
 
@@ -374,10 +472,10 @@ START_TEST(destinations)
     compose(TL_MESSAGE_RE_REQUEST);
     message.destination.len_bytes = TL_DESCRIPTOR_MAX_BYTES;
     uint32_t len_bytes = encode();
-    buffer[12] = TL_DESCRIPTOR_MAX_BYTES + 1;
+    buffer[8] = TL_DESCRIPTOR_MAX_BYTES + 1;
     set_len(len_bytes + 1);
     expect_refused(len_bytes + 1);
-    buffer[12] = 255;
+    buffer[8] = 255;
     expect_refused(len_bytes + 1);
 }
 END_TEST
@@ -401,13 +499,13 @@ START_TEST(meta_data)
     compose(TL_MESSAGE_META_DATA_UPDATE);
     message.step = 1; /* one byte */
     uint32_t len_bytes = encode();
-    buffer[13 + 1] = 2; /* Neither dead nor alive. */
+    buffer[9 + 1] = 2; /* Neither dead nor alive. */
     expect_refused(len_bytes);
     encode();
-    buffer[13 + 2] = TL_MAX_RANK + 1;
+    buffer[9 + 2] = TL_MAX_RANK + 1;
     expect_refused(len_bytes);
     encode();
-    buffer[13 + 2] = 255;
+    buffer[9 + 2] = 255;
     expect_refused(len_bytes);
 }
 END_TEST
@@ -463,8 +561,8 @@ START_TEST(status_texts)
     message.text = text;
     uint32_t len_bytes = encode();
     buffer[len_bytes] = 't'; /* It is one byte longer than a status can be. */
-    buffer[16] = (uint8_t)TL_ERROR_MESSAGE_BYTES;
-    buffer[17] = TL_ERROR_MESSAGE_BYTES >> 8;
+    buffer[12] = (uint8_t)TL_ERROR_MESSAGE_BYTES;
+    buffer[13] = TL_ERROR_MESSAGE_BYTES >> 8;
     set_len(len_bytes + 1);
     expect_refused(len_bytes + 1);
 }
@@ -485,11 +583,73 @@ START_TEST(nothing_of_the_former_message_is_left)
 }
 END_TEST
 
+/* ----------------------------------------------------------------------------------------------------- batches -- */
+
+static struct tl_batch batch;
+static const uint8_t *found;
+static uint32_t found_bytes;
+
+/* Puts a CANCEL, a DONE and a GOODBYE into a batch. Returns its length. */
+static uint32_t fill_batch(uint32_t ret_lens[3])
+{
+    static const enum tl_message_type in_batch[] = {TL_MESSAGE_CANCEL, TL_MESSAGE_DONE, TL_MESSAGE_GOODBYE};
+    uint32_t len_bytes = TL_BATCH_HEAD_BYTES;
+    tl_batch_encode_head(buffer, 0x01020304);
+    for (unsigned i = 0; i < 3; i++) {
+        compose(in_batch[i]);
+        ret_lens[i] = tl_message_encode(&message, buffer + len_bytes);
+        len_bytes += ret_lens[i];
+    }
+    return len_bytes;
+}
+
+START_TEST(batch_of_messages)
+{
+    uint32_t lens[3];
+    uint32_t len_bytes = fill_batch(lens);
+    ck_assert_mem_eq(buffer, "\x04\x03\x02\x01", 4);
+    ck_assert_int_eq(tl_batch_decode_head(buffer, len_bytes, &batch, NULL), TL_OK);
+    ck_assert_uint_eq(batch.consumed, 0x01020304);
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert(tl_batch_next(&batch, &found, &found_bytes));
+        ck_assert_uint_eq(found_bytes, lens[i]);
+        ck_assert_int_eq(tl_message_decode(found, found_bytes, &decoded, NULL), TL_OK);
+    }
+    ck_assert_int_eq(decoded.type, TL_MESSAGE_GOODBYE);
+    ck_assert(!tl_batch_next(&batch, &found, &found_bytes));
+}
+END_TEST
+
+START_TEST(batch_without_a_message)
+{
+    tl_batch_encode_head(buffer, 0);
+    for (uint32_t len_bytes = 0; len_bytes <= TL_BATCH_HEAD_BYTES; len_bytes++)
+        ck_assert_int_eq(tl_batch_decode_head(buffer, len_bytes, &batch, &error), TL_INVALID_ARGUMENT);
+}
+END_TEST
+
+/* A batch that is cut, or whose last length lies, ends with something that is no message. */
+START_TEST(batch_that_ends_in_a_message)
+{
+    uint32_t lens[3];
+    uint32_t len_bytes = fill_batch(lens);
+    uint32_t last = len_bytes - lens[2];
+    for (uint32_t cut = last + 1; cut <= len_bytes; cut++) {
+        if (cut == len_bytes) buffer[last + 2]++; /* its length */
+        ck_assert_int_eq(tl_batch_decode_head(buffer, cut, &batch, NULL), TL_OK);
+        ck_assert(tl_batch_next(&batch, &found, &found_bytes) && tl_batch_next(&batch, &found, &found_bytes));
+        ck_assert(tl_batch_next(&batch, &found, &found_bytes));
+        ck_assert_int_eq(tl_message_decode(found, found_bytes, &decoded, NULL), TL_INVALID_ARGUMENT);
+        ck_assert(!tl_batch_next(&batch, &found, &found_bytes));
+    }
+}
+END_TEST
+
 /* -------------------------------------------------------------------------------------------------- immediates -- */
 
 START_TEST(handles)
 {
-    ck_assert_uint_eq(tl_handle_index(tl_handle(65534, 3)), 65534);
+    ck_assert_uint_eq(tl_handle_index(tl_handle(TL_MAX_REQUESTS - 1, 3)), TL_MAX_REQUESTS - 1);
     ck_assert_uint_eq(tl_handle(7, 0), 7);
     ck_assert_uint_eq(tl_handle(7, 1u << TL_HANDLE_GENERATION_BITS), tl_handle(7, 0));
     ck_assert_uint_ne(tl_handle(7, 1), tl_handle(7, 2));
@@ -510,13 +670,17 @@ int main(void)
     tcase_add_loop_test(tcase, flags, 0, TYPE_COUNT);
     tcase_add_loop_test(tcase, truncated, 0, TYPE_COUNT);
     tcase_add_loop_test(tcase, too_long, 0, TYPE_COUNT);
+    tcase_add_test(tcase, inline_values);
     tcase_add_test(tcase, names);
     tcase_add_test(tcase, wire_form);
     tcase_add_test(tcase, greatest_messages_fit);
     tcase_add_test(tcase, meta_data_of_every_kind);
     tcase_add_test(tcase, unknown_types);
     tcase_add_test(tcase, keys);
+    tcase_add_test(tcase, numbered_keys);
+    tcase_add_test(tcase, differences);
     tcase_add_test(tcase, numbers);
+    tcase_add_test(tcase, subscriptions);
     tcase_add_test(tcase, key_too_long);
     tcase_add_test(tcase, destinations);
     tcase_add_test(tcase, meta_data);
@@ -524,6 +688,9 @@ int main(void)
     tcase_add_test(tcase, status_codes);
     tcase_add_test(tcase, status_texts);
     tcase_add_test(tcase, nothing_of_the_former_message_is_left);
+    tcase_add_test(tcase, batch_of_messages);
+    tcase_add_test(tcase, batch_without_a_message);
+    tcase_add_test(tcase, batch_that_ends_in_a_message);
     tcase_add_test(tcase, handles);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

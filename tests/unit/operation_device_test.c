@@ -17,7 +17,10 @@ static void setup_device(void)
 
 static enum tl_status try_receive(const struct tl_recv_options *options)
 {
-    return tl_op_receive_create(&worker, 1, "key", 1, options, TL_NS_PER_SEC, &op, &error);
+    struct single *single;
+    enum tl_status status = create_receive_of(&worker, 1, "key", 1, options, TL_NS_PER_SEC, &single, &error);
+    if (status == TL_OK) adopt(single);
+    return status;
 }
 
 static void create_receive_on(struct tl_device device, struct tl_tensor *destination)
@@ -26,7 +29,6 @@ static void create_receive_on(struct tl_device device, struct tl_tensor *destina
         .size_bytes = sizeof(options), .device = device, .destination = destination};
     enum tl_status status = try_receive(&options);
     ck_assert_msg(status == TL_OK, "%s", error.message);
-    op->reader.cq = (struct tl_cq *)&worker;
 }
 
 static void expect_refused(const struct tl_recv_options *options, enum tl_status status, const char *text)
@@ -70,8 +72,9 @@ START_TEST(options_of_an_older_program)
     struct tl_recv_options options = {.size_bytes = TL_RECV_OPTIONS_FIRST_BYTES, .unused = 1, .device = gpu0};
     ck_assert_uint_ge(offsetof(struct tl_recv_options, device), TL_RECV_OPTIONS_FIRST_BYTES);
     ck_assert_int_eq(try_receive(&options), TL_OK);
-    ck_assert_int_eq(op->receive.device.kind, TL_DEVICE_HOST);
-    tl_op_receive_discard(op);
+    ck_assert_ptr_null(op->receive.rare);
+    tl_op_receive_fini(op);
+    free_op(op);
 }
 END_TEST
 
@@ -102,7 +105,7 @@ static void announce(const struct tl_meta_data *meta_data)
 static void start_receive_on(struct tl_device device)
 {
     create_receive_on(device, NULL);
-    op_start(&op->closure);
+    start_op();
     check_calls("fetch");
 }
 
@@ -110,17 +113,16 @@ START_TEST(placed_on_a_device)
 {
     struct tl_tensor *destination;
     start_receive_on(gpu0);
-    ck_assert_str_eq(op->receive.request.link_reason, "the destination is on gpu:0");
     announce(&four_bytes);
     run_posted();
     check_calls("placed: ok");
     ck_assert_int_eq(place(&four_bytes, &destination), TL_OK);
     ck_assert_int_eq(tl_tensor_device(destination).kind, TL_DEVICE_CUDA);
-    ck_assert_ptr_null(op->receive.allocated);
+    ck_assert_ptr_null(op->receive.rare->allocated);
     op->receive.request.fetch.destination = destination;
     fetch_ends(TL_OK, "");
     check_calls("complete: ok");
-    tl_tensor_put(op->result.tensor);
+    tl_tensor_put(op->tensor);
 }
 END_TEST
 
@@ -167,7 +169,7 @@ START_TEST(placed_for_the_next_connection)
     op->receive.request.fetch.destination = destination;
     fetch_ends(TL_OK, "");
     check_calls("complete: ok");
-    tl_tensor_put(op->result.tensor);
+    tl_tensor_put(op->tensor);
     ck_assert_uint_eq(device_allocations_at_last(), 0);
 }
 END_TEST
@@ -192,13 +194,67 @@ START_TEST(receive_that_ends_while_memory_is_allocated)
 }
 END_TEST
 
-START_TEST(transports_that_reach_no_device)
+static enum tl_status allocate(void *context, struct tl_device device, const struct tl_meta_data *meta_data,
+                               struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
-    struct tl_tensor *destination;
+    struct tl_tensor **later = context;
+    char name[TL_DEVICE_TEXT_BYTES];
+    note(tl_device_format(device, name));
+    if (meta_data->size_bytes == 5) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory");
+    *ret_tensor = *later;
+    *later = NULL;
+    return TL_OK;
+}
+
+/* Where a transport has an allocator, that allocates on devices too, now or later. */
+START_TEST(placed_by_the_allocator)
+{
+    struct tl_tensor *later = NULL, *destination = tensor;
+    const struct tl_allocator allocator = {.create = allocate, .context = &later};
     start_receive_on(gpu0);
-    ck_assert_int_eq(place(&four_bytes, &destination), TL_UNIMPLEMENTED);
-    ck_assert_msg(strstr(error.message, "memory of gpu:0") != NULL, "%s", error.message);
-    fetch_ends(TL_UNIMPLEMENTED, "no");
+    op->receive.request.fetch.allocator = &allocator;
+    ck_assert_int_eq(place(&five_bytes, &destination), TL_RESOURCE_EXHAUSTED);
+    ck_assert_str_eq(error.message, "tensor 'key': no memory");
+    ck_assert_int_eq(place(&four_bytes, &destination), TL_OK);
+    ck_assert_ptr_null(destination);
+    later = tensor;
+    ck_assert_int_eq(place(&four_bytes, &destination), TL_OK);
+    ck_assert_ptr_eq(destination, tensor);
+    check_calls("gpu:0 gpu:0 gpu:0");
+    ck_assert_ptr_null(op->receive.rare->allocation);
+    fetch_ends(TL_CANCELLED, "no");
+    check_calls("give_up complete: no");
+}
+END_TEST
+
+/* A transport has no memory to copy the value through: it may come over the link, if that is allowed. */
+START_TEST(turned_away_for_lack_of_memory)
+{
+    worker.data_plane.is_transport_required = _i == 1;
+    start_receive_on(gpu0);
+    op->receive.request.fetch.is_rerouted = true;
+    fetch_ends(TL_RESOURCE_EXHAUSTED, "verbs.max_pool");
+    check_calls(_i == 1 ? "give_up complete: verbs.max_pool" : "fetch_on_link");
+    if (_i == 1) return;
+    op->receive.request.fetch.is_rerouted = false;
+    fetch_ends(TL_CANCELLED, "no");
+    check_calls("give_up complete: no");
+}
+END_TEST
+
+/* An owner that lacks memory now is asked again over the data connection where the link is not allowed. */
+START_TEST(turned_away_for_now)
+{
+    worker.data_plane.is_transport_required = _i == 1;
+    start_receive_on(gpu0);
+    op->receive.request.fetch.is_rerouted = true;
+    fetch_ends(TL_UNAVAILABLE, "its owner must copy it");
+    check_calls(_i == 1 ? "" : "fetch_on_link");
+    ck_assert_int_eq(op->state, _i == 1 ? OP_RETRYING : OP_RUNNING);
+    if (_i == 1) tl_op_handle(op, OP_EVENT_RETRY, NULL);
+    if (_i == 1) check_calls("fetch");
+    op->receive.request.fetch.is_rerouted = false;
+    fetch_ends(TL_CANCELLED, "no");
     check_calls("give_up complete: no");
 }
 END_TEST
@@ -213,7 +269,7 @@ START_TEST(strings_and_dead_tensors_lie_on_the_host)
     op->receive.request.fetch.destination = destination;
     fetch_ends(TL_OK, "");
     check_calls("complete: ok");
-    tl_tensor_put(op->result.tensor);
+    tl_tensor_put(op->tensor);
 }
 END_TEST
 
@@ -235,15 +291,18 @@ START_TEST(destination_behind_a_stream)
     void *stream;
     struct tl_tensor *destination = behind_work(&stream);
     create_receive_on(gpu0, destination);
-    op_start(&op->closure);
+    start_op();
     ck_assert_int_eq(op->state, OP_FENCED);
     check_calls("");
     cuda->hold(stream, false);
     run_posted();
     check_calls("fetch");
     ck_assert_int_eq(op->state, OP_RUNNING);
-    ck_assert_int_eq(place(&four_bytes, &(struct tl_tensor *){NULL}), TL_UNIMPLEMENTED);
-    fetch_ends(TL_UNIMPLEMENTED, "no");
+    struct tl_tensor *placed = NULL;
+    ck_assert_int_eq(place(&four_bytes, &placed), TL_OK);
+    ck_assert_ptr_eq(placed, destination);
+    tl_tensor_put(placed);
+    fetch_ends(TL_CANCELLED, "no");
     check_calls("give_up complete: no");
     tl_tensor_put(destination);
 }
@@ -254,7 +313,7 @@ START_TEST(destination_whose_stream_has_nothing_to_wait_for)
     struct tl_tensor *destination = bytes_on(gpu0, 4);
     tl_tensor_set_stream(destination, TL_STREAM_NONE);
     create_receive_on(gpu0, destination);
-    op_start(&op->closure);
+    start_op();
     check_calls("fetch");
     can_cancel = true;
     ck_assert(tl_op_receive_end(op, &why));
@@ -268,7 +327,7 @@ START_TEST(receive_that_ends_behind_a_stream)
     void *stream;
     struct tl_tensor *destination = behind_work(&stream);
     create_receive_on(gpu0, destination);
-    op_start(&op->closure);
+    start_op();
     if (_i == 0) {
         ck_assert(tl_op_receive_end(op, &why));
         check_calls("give_up complete: why");
@@ -294,7 +353,8 @@ START_TEST(a_stream_that_is_captured)
     tl_tensor_set_stream(on_gpu, (tl_stream)stream);
     cuda->begin_capture(stream);
     expect_refused(&options, TL_FAILED_PRECONDITION, "being captured");
-    ck_assert_int_eq(tl_op_send_create(&worker, "key", 1, on_gpu, TL_NS_PER_SEC, &op, &error), TL_FAILED_PRECONDITION);
+    struct single *single;
+    ck_assert_int_eq(create_send_of(&worker, "key", 1, on_gpu, TL_NS_PER_SEC, &single, &error), TL_FAILED_PRECONDITION);
     ck_assert_msg(strstr(error.message, "being captured") != NULL, "%s", error.message);
     ck_assert(cuda->end_capture(stream));
     ck_assert(!tl_tensor_is_shared(on_gpu));
@@ -306,9 +366,10 @@ START_TEST(sent_with_its_fence)
 {
     void *stream;
     struct tl_tensor *on_gpu = behind_work(&stream);
-    ck_assert_int_eq(tl_op_send_create(&worker, "key", 1, on_gpu, TL_NS_PER_SEC, &op, &error), TL_OK);
-    op->reader.cq = (struct tl_cq *)&worker;
-    op_start(&op->closure);
+    struct single *single;
+    ck_assert_int_eq(create_send_of(&worker, "key", 1, on_gpu, TL_NS_PER_SEC, &single, &error), TL_OK);
+    adopt(single);
+    start_op();
     check_calls("send");
     ck_assert_ptr_nonnull(tl_tensor_fence(value));
     ck_assert_ptr_null(tl_tensor_fence(on_gpu));
@@ -330,15 +391,15 @@ static void *offer_to_self(struct tl_device wanted, struct tl_tensor *destinatio
     struct tl_tensor *on_gpu = behind_work(&stream);
     struct tl_offer offer = {.is_one_shot = is_one_shot, .step = 1};
     struct tl_device_fence *fence = NULL;
-    create_receive_on(wanted, destination);
     is_self = true;
-    op_start(&op->closure);
+    create_receive_on(wanted, destination);
+    start_op();
     check_calls("receive");
     ck_assert_int_eq(tl_tensor_create_alias(on_gpu, NULL, NULL, &offer.tensor, &error), TL_OK);
     ck_assert_int_eq(tl_tensor_record_fence(on_gpu, &fence, &error), TL_OK);
     tl_tensor_set_fence(offer.tensor, fence);
     tl_tensor_put(on_gpu);
-    op->receive.receiver.deliver(&op->receive.receiver, &(struct tl_error){.code = TL_OK}, &offer);
+    op->receive.rare->receiver.deliver(&op->receive.rare->receiver, &(struct tl_error){.code = TL_OK}, &offer);
     ck_assert_int_eq(op->state, OP_DELIVERING);
     check_calls("");
     return stream;
@@ -353,14 +414,14 @@ static void run_to_the_end(void)
 START_TEST(delivered_by_reference)
 {
     void *stream = offer_to_self(gpu0, NULL, false);
-    struct tl_tensor *offered = op->receive.offer.tensor;
+    struct tl_tensor *offered = op->receive.rare->offer.tensor;
     cuda->hold(stream, false);
     run_to_the_end();
     check_calls("complete: ok acknowledge");
-    ck_assert_ptr_eq(tl_tensor_data(op->result.tensor), tl_tensor_data(offered));
-    ck_assert_int_eq(tl_tensor_stream(op->result.tensor), TL_STREAM_NONE);
-    ck_assert_int_eq(op->result.path, TL_PATH_SELF);
-    tl_tensor_put(op->result.tensor);
+    ck_assert_ptr_eq(tl_tensor_data(op->tensor), tl_tensor_data(offered));
+    ck_assert_int_eq(tl_tensor_stream(op->tensor), TL_STREAM_NONE);
+    ck_assert_int_eq(op->receive.request.fetch.path, TL_PATH_SELF);
+    tl_tensor_put(op->tensor);
 }
 END_TEST
 
@@ -388,9 +449,9 @@ START_TEST(delivered_as_a_copy)
     cuda->hold(stream, false);
     run_to_the_end();
     check_calls("complete: ok acknowledge");
-    ck_assert(is_filled(op->result.tensor, 3));
-    ck_assert_int_eq(tl_tensor_device(op->result.tensor).kind, TL_DEVICE_HOST);
-    tl_tensor_put(op->result.tensor);
+    ck_assert(is_filled(op->tensor, 3));
+    ck_assert_int_eq(tl_tensor_device(op->tensor).kind, TL_DEVICE_HOST);
+    tl_tensor_put(op->tensor);
     tl_tensor_put(destination);
     ck_assert_uint_eq(device_allocations_at_last(), 0);
 }
@@ -399,11 +460,11 @@ END_TEST
 START_TEST(does_not_fit_its_destination)
 {
     struct tl_tensor *destination = bytes_on(host, 5);
-    create_receive_on(host, destination);
     is_self = true;
-    op_start(&op->closure);
+    create_receive_on(host, destination);
+    start_op();
     const struct tl_offer offer = {.tensor = bytes_on(gpu0, 4), .step = 1};
-    op->receive.receiver.deliver(&op->receive.receiver, &(struct tl_error){.code = TL_OK}, &offer);
+    op->receive.rare->receiver.deliver(&op->receive.rare->receiver, &(struct tl_error){.code = TL_OK}, &offer);
     ck_assert_msg(strstr(calls, "receive release give_up complete: key of ") == calls, "%s", calls);
     tl_tensor_put(destination);
     ck_assert_uint_eq(device_allocations_at_last(), 0);
@@ -441,8 +502,8 @@ START_TEST(delivery_that_ends)
         cuda->hold(NULL, false);
         run_to_the_end();
         check_calls("complete: ok acknowledge");
-        ck_assert(is_filled(op->result.tensor, 3));
-        tl_tensor_put(op->result.tensor);
+        ck_assert(is_filled(op->tensor, 3));
+        tl_tensor_put(op->tensor);
     }
 }
 END_TEST
@@ -458,7 +519,9 @@ int main(void)
     tcase_add_test(tcase, what_cannot_be_allocated);
     tcase_add_loop_test(tcase, placed_for_the_next_connection, 0, 4);
     tcase_add_loop_test(tcase, receive_that_ends_while_memory_is_allocated, 0, 2);
-    tcase_add_test(tcase, transports_that_reach_no_device);
+    tcase_add_test(tcase, placed_by_the_allocator);
+    tcase_add_loop_test(tcase, turned_away_for_lack_of_memory, 0, 2);
+    tcase_add_loop_test(tcase, turned_away_for_now, 0, 2);
     tcase_add_loop_test(tcase, strings_and_dead_tensors_lie_on_the_host, 0, 2);
     tcase_add_test(tcase, destination_behind_a_stream);
     tcase_add_test(tcase, destination_whose_stream_has_nothing_to_wait_for);

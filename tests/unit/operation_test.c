@@ -32,7 +32,7 @@ START_TEST(each_send_edge)
 {
     const struct send_edge *edge = &send_edges[_i];
     create_send();
-    op->state = edge->from;
+    op->state = (uint8_t)edge->from;
     op->send.is_released = edge->is_released;
     op->send.borrow = edge->is_lent ? (struct tl_borrow *)&the_borrow : NULL;
     tl_op_handle(op, edge->event, &why);
@@ -85,21 +85,23 @@ START_TEST(each_receive_edge)
     const struct receive_edge *edge = &receive_edges[_i];
     const struct tl_error first = {.code = TL_CANCELLED, .message = "first"};
     struct tl_op sender = {.send.base = tensor};
-    create_receive();
     is_self = edge->is_self;
-    op->state = edge->from;
-    if (edge->from == OP_CANCELLING) op_result_set_error(&op->result, &first);
-    op->receive.offer = (struct tl_offer){.tensor = tl_tensor_get(tensor), .is_one_shot = true};
+    create_receive();
+    if (op->receive.rare == NULL) op->receive.rare = calloc(1, sizeof(*op->receive.rare));
+    op->state = (uint8_t)edge->from;
+    if (edge->from == OP_RETRYING) op->receive.retry_timer = (struct tl_timer){.fire = retry};
+    if (edge->from == OP_CANCELLING) op_set_error(op, &first);
+    op->receive.rare->offer = (struct tl_offer){.tensor = tl_tensor_get(tensor), .is_one_shot = true};
     reserved = &sender.send.sender;
     if (edge->event == OP_EVENT_FENCED) {
         setup_cuda();
-        op->receive.destination = bytes_on(gpu0, 4);
+        op->tensor = bytes_on(gpu0, 4);
     }
     tl_op_handle(op, edge->event, &why);
     ck_assert_int_eq(op->state, edge->to);
     check_calls(edge->calls);
-    ck_assert_int_eq(op->receive.retry_timer.heap_place != 0, edge->to == OP_RETRYING);
-    if (edge->to == OP_CANCELLING) ck_assert_str_eq(op->result.error->message, "why");
+    if (edge->to == OP_RETRYING) ck_assert_uint_ne(op->receive.retry_timer.heap_place, 0);
+    if (edge->to == OP_CANCELLING) ck_assert_str_eq(op->error->message, "why");
 }
 END_TEST
 
@@ -112,8 +114,8 @@ START_TEST(no_other_edge)
         is_receive[receive_edges[i].from][receive_edges[i].event] = true;
     for (unsigned from = 0; from < OP_STATES; from++) {
         for (unsigned event = 0; event < OP_EVENTS; event++) {
-            ck_assert_int_eq(send_transitions[from][event].next != OP_NEVER, is_send[from][event]);
-            ck_assert_int_eq(receive_transitions[from][event].next != OP_NEVER, is_receive[from][event]);
+            ck_assert_int_eq(op_send_transitions[from][event].next != OP_NEVER, is_send[from][event]);
+            ck_assert_int_eq(op_receive_transitions[from][event].next != OP_NEVER, is_receive[from][event]);
         }
     }
 }
@@ -135,7 +137,7 @@ END_TEST
 START_TEST(sent)
 {
     create_send();
-    op_start(&op->closure);
+    start_op();
     check_calls("send");
     worker.executor.is_only = _i == 0; /* else the value leaves the table on another thread */
     op->send.sender.over(&op->send.sender, &(struct tl_error){.code = TL_OK});
@@ -155,7 +157,7 @@ END_TEST
 START_TEST(send_that_ends)
 {
     create_send();
-    op_start(&op->closure);
+    start_op();
     ck_assert(!tl_op_send_end(op, &why));
     check_calls("send unsend");
     can_take_back = true;
@@ -173,7 +175,7 @@ START_TEST(send_that_fails)
     create_send();
     send_status = TL_ALREADY_EXISTS;
     worker.closing.is_closing = _i == 1;
-    op_start(&op->closure);
+    start_op();
     check_calls(_i == 1 ? "" : "send");
     posted->run(posted);
     check_calls(_i == 1 ? "complete: the worker was closed" : "complete: full");
@@ -183,7 +185,7 @@ END_TEST
 START_TEST(send_that_is_lent)
 {
     create_send();
-    op_start(&op->closure);
+    start_op();
     op->send.borrow = (struct tl_borrow *)&the_borrow;
     op->send.sender.over(&op->send.sender, &(struct tl_error){.code = TL_OK});
     tl_tensor_put(value);
@@ -206,7 +208,7 @@ static void fetch_ends(enum tl_status code, const char *message)
 START_TEST(fetched_after_retries)
 {
     create_receive();
-    op_start(&op->closure);
+    start_op();
     for (unsigned i = 0; i < 3; i++) {
         fetch_ends(TL_UNAVAILABLE, "broken");
         ck_assert_int_eq(op->state, OP_RETRYING);
@@ -220,8 +222,8 @@ START_TEST(fetched_after_retries)
     op->receive.request.fetch.destination = tl_tensor_get(tensor);
     fetch_ends(TL_OK, "");
     check_calls("complete: ok");
-    ck_assert_uint_eq(op->result.bytes, 4);
-    tl_tensor_put(op->result.tensor);
+    ck_assert(op->has_arrived);
+    tl_tensor_put(op->tensor);
 }
 END_TEST
 
@@ -229,7 +231,7 @@ START_TEST(receive_that_fails)
 {
     create_receive();
     step_status = _i == 0 ? TL_ABORTED : TL_OK;
-    op_start(&op->closure);
+    start_op();
     op->receive.request.fetch.is_final = _i == 1;
     worker.closing.is_closing = _i == 2;
     if (_i > 0) fetch_ends(TL_UNAVAILABLE, "gone");
@@ -240,10 +242,10 @@ END_TEST
 /* Ends at once, or when the transport has let go of the memory; what has arrived all the same is delivered. */
 START_TEST(receive_that_ends)
 {
-    create_receive();
     is_self = _i == 1;
+    create_receive();
     can_cancel = _i < 2;
-    op_start(&op->closure);
+    start_op();
     calls[0] = '\0';
     if (_i == 2) fetch_ends(TL_UNAVAILABLE, "broken");
     ck_assert(tl_op_receive_end(op, &why));
@@ -263,31 +265,75 @@ END_TEST
 START_TEST(received_from_itself)
 {
     struct tl_offer offer = {.tensor = tl_tensor_get(tensor), .is_one_shot = true, .step = 1};
-    create_receive();
     is_self = true;
+    create_receive();
     worker.executor.is_only = false;
-    op_start(&op->closure);
+    start_op();
     check_calls("receive");
     /* The value is taken back before the receive looks at it. */
-    op->receive.receiver.deliver(&op->receive.receiver, &(struct tl_error){.code = TL_OK}, &offer);
+    op->receive.rare->receiver.deliver(&op->receive.rare->receiver, &(struct tl_error){.code = TL_OK}, &offer);
     posted->run(posted);
     check_calls("receive");
     offer.is_one_shot = false;
     offer.tensor = tl_tensor_get(tensor);
-    op->receive.receiver.deliver(&op->receive.receiver, &(struct tl_error){.code = TL_OK}, &offer);
+    op->receive.rare->receiver.deliver(&op->receive.rare->receiver, &(struct tl_error){.code = TL_OK}, &offer);
     posted->run(posted);
     check_calls("complete: ok acknowledge");
-    ck_assert_int_eq(op->result.path, TL_PATH_SELF);
+    ck_assert_int_eq(op->receive.request.fetch.path, TL_PATH_SELF);
 }
 END_TEST
 
 START_TEST(refused_by_itself)
 {
-    create_receive();
     is_self = true;
-    op_start(&op->closure);
-    op->receive.receiver.deliver(&op->receive.receiver, &why, NULL);
+    create_receive();
+    start_op();
+    op->receive.rare->receiver.deliver(&op->receive.rare->receiver, &why, NULL);
     check_calls("receive give_up complete: why");
+}
+END_TEST
+
+/* The end of a step looks at its own receives, however many others there are. */
+START_TEST(step_that_ends)
+{
+    struct tl_op *others[20], *first;
+    const uint64_t ended = 7;
+    can_cancel = true;
+    for (size_t i = 0; i < TL_ARRAY_COUNT(others); i++) {
+        create_receive();
+        op->receive.request.fetch.step = 100 + i;
+        start_op();
+        others[i] = op;
+    }
+    create_receive();
+    op->receive.request.fetch.step = ended;
+    start_op();
+    first = op;
+    calls[0] = '\0';
+    tl_ops_fail_receives(&worker, &(uint64_t){ended + 1}, &why);
+    ck_assert_uint_eq(worker.operations.step_visits, 0);
+    tl_ops_fail_receives(&worker, &ended, &why);
+    check_calls("give_up complete: why");
+    ck_assert_uint_eq(worker.operations.step_visits, 1);
+    free_op(first);
+    for (size_t i = 0; i < TL_ARRAY_COUNT(others); i++) {
+        op = others[i];
+        ck_assert_int_eq(op->state, OP_RUNNING);
+        ck_assert(tl_op_receive_end(op, &why));
+        free_op(op);
+    }
+    ck_assert_ptr_null(worker.operations.steps);
+}
+END_TEST
+
+/* What a receive costs while it waits: a member of a group, and a single one with what its call holds. The engine needs
+ * some two hundred bytes more. */
+START_TEST(bounded_size)
+{
+    ck_assert_uint_le(sizeof(struct tl_fetch), 152);
+    ck_assert_uint_le(sizeof(struct tl_peer_request), 256);
+    ck_assert_uint_le(sizeof(struct tl_op), 320);
+    ck_assert_uint_le(sizeof(struct single), 488);
 }
 END_TEST
 
@@ -309,6 +355,8 @@ int main(void)
     tcase_add_loop_test(tcase, receive_that_ends, 0, 5);
     tcase_add_test(tcase, received_from_itself);
     tcase_add_test(tcase, refused_by_itself);
+    tcase_add_test(tcase, step_that_ends);
+    tcase_add_test(tcase, bounded_size);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

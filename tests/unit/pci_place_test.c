@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* How far devices are from each other, in a tree like that of the kernel. */
-#include "server/cli/pci_place.h"
+#include "server/pci_place.h"
 
 #include <check.h>
 #include <sys/stat.h>

@@ -8,7 +8,7 @@
 
 #include "fakes/fake_clock.h"
 
-#undef fail /* of check.h */
+#undef fail /* check.h has a macro of this name */
 #include "server/peers/peer_link.c"
 #include "fakes/calls.h"
 #include "fakes/run_suite.h"

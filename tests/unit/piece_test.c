@@ -25,7 +25,7 @@ struct seen {
 
 static void post(void *loop, struct tl_closure *closure)
 {
-    ck_assert(!tl_mailbox_post(loop, closure)); /* nobody sleeps on it */
+    ck_assert(!tl_mailbox_post(loop, closure)); /* no thread sleeps on it */
 }
 
 static void notify(void *context, struct tl_piece *piece, const struct tl_error *status)
@@ -124,7 +124,7 @@ static void copy_a_byte(void)
     tl_tensor_put(to);
 }
 
-/* Every block can be taken: nobody has kept one. */
+/* Every block can be taken: none was kept. */
 static void check_all_blocks_are_free(void)
 {
     void *blocks[TL_STAGING_BLOCKS];
@@ -307,6 +307,109 @@ START_TEST(a_loop_that_rests_keeps_few_blocks)
 }
 END_TEST
 
+/* ----------------------------------------------------------------------------------------- memory of the caller -- */
+
+#define LARGE (2 * TL_STAGING_BLOCK_BYTES)
+
+static void unpinned(struct tl_device_unpin *unpin, const struct tl_error *status)
+{
+    ck_assert_msg(status->code == TL_OK, "%s", status->message);
+    __atomic_store_n(&unpin->address, NULL, __ATOMIC_SEQ_CST); /* the test waits for it */
+}
+
+/* A tensor of the host that is pinned. */
+static struct tl_tensor *pinned_tensor(uint64_t size_bytes)
+{
+    struct tl_error error;
+    struct tl_tensor *tensor = bytes_on(host, size_bytes);
+    enum tl_status status = tl_device_pin(gpu0, tl_tensor_data(tensor), size_bytes, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    return tensor;
+}
+
+static void unpin(struct tl_tensor *tensor)
+{
+    static struct tl_device_unpin unpin;
+    unpin = (struct tl_device_unpin){.device = gpu0, .address = tl_tensor_data(tensor), .done = unpinned};
+    await_sole_owner(tensor); /* no copy uses it any more */
+    tl_device_unpin(&unpin);
+    while (__atomic_load_n(&unpin.address, __ATOMIC_SEQ_CST) != NULL)
+        run_loop();
+    tl_tensor_put(tensor);
+}
+
+/* Between a device and pinned memory there is one copy, no block, and no limit of a block. */
+START_TEST(straight_from_and_to_pinned_memory)
+{
+    struct fake_cuda_counts before, after;
+    struct seen seen;
+    void *stream, *blocks[TL_STAGING_BLOCKS];
+    struct tl_tensor *tensor = bytes_on(gpu1, LARGE + 100), *pinned = pinned_tensor(LARGE + 200);
+    bool is_reading = _i == 0;
+    fill(tensor, 3);
+    fill(pinned, 4);
+    copy_a_byte();
+    take_blocks(blocks, TL_STAGING_BLOCKS);
+    cuda->get_counts(&before);
+    for (unsigned is_fenced = 0; is_fenced < 2; is_fenced++) {
+        struct tl_piece_options options = options_of(tensor, 64, LARGE, &seen);
+        options.host = pinned;
+        options.host_offset_bytes = 128;
+        options.after = is_fenced ? fence_of(&stream) : NULL;
+        tl_loop_core_enter();
+        struct tl_piece *piece = is_reading ? tl_piece_read(&options) : tl_piece_write(&options);
+        tl_loop_core_leave();
+        if (is_fenced) run_for_a_while();
+        if (is_fenced) ck_assert_uint_eq(seen.count, 0);
+        tl_device_fence_put(options.after);
+        if (is_fenced) cuda->hold(stream, false);
+        await(&seen, 1);
+        ck_assert_int_eq(seen.status, TL_OK);
+        ck_assert_ptr_null(tl_piece_data(piece));
+        ck_assert(!tl_piece_is_copied(piece));
+        ck_assert(!tl_tensor_is_shared(pinned)); /* the piece has let go of it */
+        tl_piece_put(piece);
+        ck_assert_mem_eq((char *)tl_tensor_data(pinned) + 128, look(tensor) + 64, LARGE);
+        fill(is_reading ? tensor : pinned, 5);
+    }
+    cuda->get_counts(&after);
+    ck_assert_uint_eq(after.copied_bytes - before.copied_bytes, 2 * LARGE);
+    give_blocks(blocks, TL_STAGING_BLOCKS);
+    unpin(pinned);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+/* A copy that is left alone keeps the memory of both sides until it is over; a fence keeps neither. */
+START_TEST(given_up_with_pinned_memory)
+{
+    struct seen seen;
+    void *stream;
+    struct tl_tensor *tensor = bytes_on(gpu0, BYTES), *pinned = pinned_tensor(BYTES);
+    for (unsigned round = 0; round < 4; round++) {
+        bool is_fenced = round % 2 == 1;
+        struct tl_piece_options options = options_of(tensor, 0, BYTES, &seen);
+        options.host = pinned;
+        options.after = is_fenced ? fence_of(&stream) : NULL;
+        cuda->hold(NULL, true);
+        struct tl_piece *piece = round < 2 ? tl_piece_read(&options) : tl_piece_write(&options);
+        tl_device_fence_put(options.after);
+        if (!is_fenced) ck_assert(!tl_piece_stop(piece));
+        tl_piece_put(piece);
+        run_for_a_while();
+        ck_assert_int_eq(tl_tensor_is_shared(pinned), !is_fenced);
+        ck_assert_int_eq(tl_tensor_is_shared(tensor), !is_fenced);
+        if (is_fenced) cuda->hold(stream, false);
+        cuda->hold(NULL, false);
+        await_sole_owner(pinned);
+        await_sole_owner(tensor);
+        ck_assert_uint_eq(seen.count, 0);
+    }
+    unpin(pinned);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
 /* ---------------------------------------------------------------------------------------------------- giving up -- */
 
 /* A piece that waits for a fence lets go of the tensor at once, although the fence is never reached. */
@@ -399,7 +502,7 @@ START_TEST(calls_that_fail)
 }
 END_TEST
 
-/* Who waits for blocks that cannot be pinned is told; the next one asks again. */
+/* A request for blocks that cannot be pinned is told; the next one asks again. */
 START_TEST(no_pinned_memory)
 {
     struct seen seen;
@@ -445,6 +548,8 @@ int main(void)
     tcase_add_test(bytes, fences_come_before_blocks);
     tcase_add_test(bytes, blocks_are_waited_for);
     tcase_add_loop_test(bytes, a_loop_that_rests_keeps_few_blocks, 0, 2);
+    tcase_add_loop_test(bytes, straight_from_and_to_pinned_memory, 0, 2);
+    tcase_add_test(bytes, given_up_with_pinned_memory);
     tcase_add_test(bytes, given_up_at_a_fence);
     tcase_add_test(bytes, given_up_in_a_copy);
     tcase_add_test(bytes, given_up_on_the_way);

@@ -6,7 +6,7 @@
 #include "control/responses.h"
 #include "fakes/run_suite.h"
 
-#undef fail /* of check.h */
+#undef fail /* check.h has a macro of this name */
 #include "control/probe_service.c"
 
 #define PEERS 1000

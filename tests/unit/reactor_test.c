@@ -280,7 +280,7 @@ START_TEST(a_provider_that_refuses_to_arm)
     ck_assert(!tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert_uint_eq(stub.poll_count, 2);
     ck_assert_uint_eq(stats().sleeps, 0);
-    /* No one knows that the owner sleeps, and a post need not wake it. */
+    /* The owner is not known to sleep, and a post need not wake it. */
     tl_reactor_post(reactor, &closure);
     ck_assert(tl_reactor_run_once(reactor, 0));
 }

@@ -12,9 +12,11 @@
 static long allocations_left = -1; /* How many allocations succeed until one fails; negative: none fails. */
 static size_t largest_allocation;  /* Larger allocations fail; 0: no limit. */
 static long failed_allocations;
+static long tried_allocations;
 
 static int must_fail(size_t size)
 {
+    tried_allocations++;
     int is_too_large = largest_allocation > 0 && size > largest_allocation;
     if (!is_too_large && (allocations_left < 0 || allocations_left-- > 0)) return 0;
     failed_allocations++;
@@ -35,6 +37,15 @@ static void *test_calloc(size_t count, size_t size)
 #define calloc test_calloc
 #include "server/rendezvous/rendezvous.c"
 #include "server/rendezvous/rendezvous_published.c"
+#define no_memory no_memory_for_subscription
+#define find find_subscription
+#define create create_subscription
+#define give_up give_up_subscription
+#include "server/rendezvous/rendezvous_subscriptions.c"
+#undef no_memory
+#undef find
+#undef create
+#undef give_up
 #include "server/rendezvous/rendezvous_table.c"
 #undef malloc
 #undef calloc
@@ -111,7 +122,7 @@ static struct tl_rendezvous_stats stats_now(void)
 static void set_up(void)
 {
     static char memory[8];
-    const struct tl_rendezvous_limits limits = {1000, 1000, 2};
+    const struct tl_rendezvous_limits limits = {1000, 1000, 2, 0};
     const uint64_t dims[1] = {sizeof(memory)};
     const struct tl_tensor_view view = {.size_bytes = sizeof(view),
                                         .dtype = TL_U8,
@@ -166,7 +177,7 @@ static void assert_nothing_is_kept(void)
 
 START_TEST(create)
 {
-    const struct tl_rendezvous_limits limits = {1, 1, 1};
+    const struct tl_rendezvous_limits limits = {1, 1, 1, 0};
     struct tl_rendezvous *other = NULL;
     struct tl_error error;
     fail_allocation(0);
@@ -209,6 +220,44 @@ START_TEST(wait_keeps_nothing)
     }
     ck_assert_int_ge(n, 4);
     ck_assert(tl_rendezvous_cancel(table, &receivers[0].base));
+    assert_nothing_is_kept();
+}
+END_TEST
+
+static void ask_subscribed(struct receiver *receiver, uint64_t number)
+{
+    *receiver = (struct receiver){
+        .base = {.id = {1, number}, .key = "key", .step = 1, .subscription = 7, .deliver = on_deliver}};
+    tl_rendezvous_receive(table, &receiver->base);
+}
+
+START_TEST(subscription_keeps_nothing)
+{
+    long n = 0;
+    for (;; n++) {
+        fail_allocation(n);
+        ask_subscribed(&receivers[0], 1);
+        if (!end_failing()) break;
+        ck_assert_int_eq(receivers[0].outcome.count, 1);
+        ck_assert_int_eq(receivers[0].outcome.code, TL_RESOURCE_EXHAUSTED);
+        (void)tl_table_subscriptions_sweep(table, true); /* it may be remembered */
+        ck_assert_uint_eq(table->own_waiting, 0);
+        assert_nothing_is_kept();
+    }
+    ck_assert_int_ge(n, 5);
+    /* The value stays when it cannot be reserved, and the subscription gets it with its next request. */
+    enum tl_status status = TL_UNKNOWN;
+    for (n = 0; status != TL_OK; n++) {
+        fail_allocation(n);
+        status = send(&senders[0], "key");
+        ck_assert(end_failing());
+    }
+    ck_assert_int_eq(receivers[0].outcome.code, TL_RESOURCE_EXHAUSTED);
+    ask_subscribed(&receivers[1], 2);
+    ck_assert_int_eq(receivers[1].outcome.code, TL_OK);
+    tl_rendezvous_acknowledge(table, &receivers[1].base.id);
+    tl_rendezvous_unsubscribe(table, &(struct tl_request_id){1, 7});
+    ck_assert_uint_eq(table->own_waiting, 0);
     assert_nothing_is_kept();
 }
 END_TEST
@@ -273,6 +322,35 @@ START_TEST(publish_keeps_the_old)
     ck_assert_uint_eq(second, 0);
     ck_assert_uint_eq(table->names->publication->number, first);
     ck_assert_uint_eq(stats_now().published_tensors, 1);
+}
+END_TEST
+
+/* Sends one value to a receiver that waits for it, or asks later, until it has been received. */
+static void transfer(uint64_t number, bool is_waiting)
+{
+    if (is_waiting) ask(&receivers[0], number, "key");
+    ck_assert_int_eq(send(&senders[0], "key"), TL_OK);
+    if (!is_waiting) ask(&receivers[0], number, "key");
+    tl_rendezvous_acknowledge(table, &receivers[0].base.id);
+    ck_assert_int_eq(receivers[0].outcome.code, TL_OK);
+    ck_assert_int_eq(senders[0].outcome.count, 1);
+}
+
+/* The key, its step and the indexes are in use by others meanwhile. */
+START_TEST(values_and_waiters_are_used_again)
+{
+    struct receiver lasting;
+    ck_assert_int_eq(tl_rendezvous_publish(table, "key", 0, tensor, NULL, NULL), TL_OK);
+    ask(&receivers[1], 1, "other");
+    ck_assert_int_eq(send(&senders[1], "other"), TL_OK);
+    ask(&lasting, 2, "third");
+    transfer(3, true);
+    tried_allocations = 0;
+    for (uint64_t number = 4; number < 20; number++)
+        transfer(number, number % 2 == 0);
+    ck_assert_int_eq(tried_allocations, 0);
+    ck_assert(tl_rendezvous_cancel(table, &lasting.base));
+    tl_rendezvous_acknowledge(table, &receivers[1].base.id);
 }
 END_TEST
 
@@ -351,9 +429,11 @@ int main(void)
     tcase_add_test(tcase, create);
     tcase_add_test(tcase, send_keeps_nothing);
     tcase_add_test(tcase, wait_keeps_nothing);
+    tcase_add_test(tcase, subscription_keeps_nothing);
     tcase_add_test(tcase, value_that_cannot_be_reserved_stays);
     tcase_add_test(tcase, receiver_for_which_nothing_can_be_reserved_fails);
     tcase_add_test(tcase, publish_keeps_the_old);
+    tcase_add_test(tcase, values_and_waiters_are_used_again);
     tcase_add_test(tcase, abort_is_not_remembered);
     tcase_add_test(tcase, index_that_cannot_grow);
     suite_add_tcase(suite, tcase);

@@ -593,7 +593,9 @@ static void explore(uint64_t seed)
 {
     sequence_seed = random_state = seed;
     operation_count = 0;
-    model = (struct model){.limits = {1 + below(4), 100 + below(900), below(3)}, .published = {-1, -1, -1}};
+    model = (struct model){
+        .limits = {.waiting_receivers = 1 + below(4), .held_bytes = 100 + below(900), .aborted_steps = below(3)},
+        .published = {-1, -1, -1}};
     ck_assert_int_eq(tl_rendezvous_create(&model.limits, &table, NULL), TL_OK);
     while (operation_count < OPERATIONS)
         perform_one();

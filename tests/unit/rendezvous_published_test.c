@@ -97,7 +97,7 @@ static struct tl_rendezvous_stats stats_now(void)
 
 static void set_up(void)
 {
-    const struct tl_rendezvous_limits limits = {100, 1000, 10};
+    const struct tl_rendezvous_limits limits = {100, 1000, 10, 0};
     released_count = 0;
     ck_assert_int_eq(tl_rendezvous_create(&limits, &table, NULL), TL_OK);
 }

@@ -145,7 +145,7 @@ static void acknowledge(const struct receiver *receiver)
 
 static void set_up(void)
 {
-    const struct tl_rendezvous_limits limits = {WAITING_LIMIT, HELD_LIMIT, ABORTED_LIMIT};
+    const struct tl_rendezvous_limits limits = {WAITING_LIMIT, HELD_LIMIT, ABORTED_LIMIT, 0};
     released_count = 0;
     ck_assert_int_eq(tl_rendezvous_create(&limits, &table, NULL), TL_OK);
 }
@@ -654,7 +654,7 @@ END_TEST
 
 START_TEST(aborts_need_not_be_remembered)
 {
-    const struct tl_rendezvous_limits limits = {1, 10, 0};
+    const struct tl_rendezvous_limits limits = {1, 10, 0, 0};
     struct tl_rendezvous *before = table;
     static struct sender sender;
     ck_assert_int_eq(tl_rendezvous_create(&limits, &table, NULL), TL_OK);
@@ -798,7 +798,7 @@ END_TEST
 
 START_TEST(destroy_puts_publications)
 {
-    const struct tl_rendezvous_limits limits = {1, 1, 1};
+    const struct tl_rendezvous_limits limits = {1, 1, 1, 0};
     struct tl_rendezvous *other;
     struct tl_tensor *tensor = make_tensor(1);
     ck_assert_int_eq(tl_rendezvous_create(&limits, &other, NULL), TL_OK);

@@ -271,7 +271,7 @@ static void assert_nothing_is_left(void)
 
 static void run_round(unsigned round)
 {
-    const struct tl_rendezvous_limits limits = {10, 80, 1};
+    const struct tl_rendezvous_limits limits = {10, 80, 1, 0};
     pthread_t threads[THREADS];
     ck_assert_int_eq(tl_rendezvous_create(&limits, &table, NULL), TL_OK);
     for (unsigned i = 0; i < THREADS; i++) {

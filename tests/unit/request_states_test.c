@@ -13,6 +13,8 @@
 #define request_queue_post fake_queue_post
 #define request_start_revoke fake_start_revoke
 #define request_finish fake_finish
+#define request_copy_rest fake_copy_rest
+#define request_drop_allocation fake_drop_allocation
 #define request_release_memory fake_release_memory
 #define request_place_and_prepare fake_place_and_prepare
 #define request_queue_read fake_queue_read
@@ -83,6 +85,18 @@ void fake_finish(struct request *request_)
 {
     ck_assert_int_eq(request_->state, REQUEST_FINISHED);
     note("finish");
+}
+
+void fake_copy_rest(struct request *request_)
+{
+    ck_assert_int_eq(request_->state, REQUEST_COPYING);
+    note("copy_rest");
+}
+
+void fake_drop_allocation(struct request *request_)
+{
+    if (request_->landing.allocation != NULL) note("drop_allocation");
+    request_->landing.allocation = NULL;
 }
 
 void fake_release_memory(struct request *request_)
@@ -176,7 +190,7 @@ static const struct edge edges[] = {
     {REQUEST_PREPARING, REQUEST_EVENT_ABANDONED_UNASKED, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_PREPARING, REQUEST_EVENT_CANCEL, REQUEST_PREPARING, "cancel_memory_wait "},
     {REQUEST_PREPARING, REQUEST_EVENT_STATUS, REQUEST_PREPARING, "cancel_memory_wait "},
-    {REQUEST_PREPARING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_PREPARING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
     {REQUEST_QUEUED, REQUEST_EVENT_SENT, REQUEST_ASKED, "watch "},
     {REQUEST_QUEUED, REQUEST_EVENT_READ, REQUEST_READING, ""},
     {REQUEST_QUEUED, REQUEST_EVENT_FAILED, REQUEST_REVOKING, "start_revoke "},
@@ -184,23 +198,23 @@ static const struct edge edges[] = {
     {REQUEST_QUEUED, REQUEST_EVENT_ABANDONED_UNASKED, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_QUEUED, REQUEST_EVENT_CANCEL, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_QUEUED, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_QUEUED, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_QUEUED, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
     {REQUEST_ASKED, REQUEST_EVENT_META_DATA, REQUEST_RENEWING, "start_revoke "},
     {REQUEST_ASKED, REQUEST_EVENT_SOURCE, REQUEST_PREPARING, "place_and_prepare "},
     {REQUEST_ASKED, REQUEST_EVENT_COMPLETE, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_ASKED, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_ASKED, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
-    {REQUEST_ASKED, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_ASKED, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
     {REQUEST_RENEWING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
     {REQUEST_RENEWING, REQUEST_EVENT_STATUS, REQUEST_REVOKING, ""},
     {REQUEST_RENEWING, REQUEST_EVENT_REVOKED, REQUEST_PREPARING, "release_memory place_and_prepare "},
-    {REQUEST_RENEWING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_RENEWING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
     {REQUEST_READING, REQUEST_EVENT_COMPLETE, REQUEST_RELEASING, "queue_post "},
     {REQUEST_READING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
-    {REQUEST_READING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_READING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
     {REQUEST_RELEASING, REQUEST_EVENT_RELEASED, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_RELEASING, REQUEST_EVENT_CANCEL, REQUEST_RELEASING, ""},
-    {REQUEST_RELEASING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_RELEASING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
     {REQUEST_CANCELLING, REQUEST_EVENT_STOPPED, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_CANCELLING, REQUEST_EVENT_META_DATA, REQUEST_CANCELLING, ""},
     {REQUEST_CANCELLING, REQUEST_EVENT_COMPLETE, REQUEST_REVOKING, "start_revoke "},
@@ -210,11 +224,14 @@ static const struct edge edges[] = {
     {REQUEST_CANCELLING, REQUEST_EVENT_LATE, REQUEST_CANCELLING, "close "},
     {REQUEST_PREPARING, REQUEST_EVENT_LATE, REQUEST_PREPARING, "return_source "},
     {REQUEST_CANCELLING, REQUEST_EVENT_REVOKED, REQUEST_CANCELLING, ""},
-    {REQUEST_CANCELLING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_CANCELLING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
     {REQUEST_REVOKING, REQUEST_EVENT_CANCEL, REQUEST_REVOKING, ""},
     {REQUEST_REVOKING, REQUEST_EVENT_CANCELLED, REQUEST_REVOKING, ""},
-    {REQUEST_REVOKING, REQUEST_EVENT_REVOKED, REQUEST_FINISHED, "finish "},
-    {REQUEST_REVOKING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_REVOKING, REQUEST_EVENT_REVOKED, REQUEST_COPYING, "copy_rest "},
+    {REQUEST_REVOKING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
+    {REQUEST_COPYING, REQUEST_EVENT_COPIED, REQUEST_FINISHED, "finish "},
+    {REQUEST_COPYING, REQUEST_EVENT_CANCEL, REQUEST_COPYING, ""},
+    {REQUEST_COPYING, REQUEST_EVENT_CANCELLED, REQUEST_COPYING, ""},
 };
 
 static const struct edge *find_edge(enum request_state state, enum request_event event)
@@ -259,6 +276,7 @@ static const struct {
     {REQUEST_RENEWING, REQUEST_EVENT_SENT},    {REQUEST_REVOKING, REQUEST_EVENT_ABANDONED_UNASKED},
     {REQUEST_CANCELLING, REQUEST_EVENT_READY}, {REQUEST_ASKED, REQUEST_EVENT_READ},
     {REQUEST_READING, REQUEST_EVENT_SENT},     {REQUEST_READING, REQUEST_EVENT_STOPPED},
+    {REQUEST_COPYING, REQUEST_EVENT_BROKEN},   {REQUEST_REVOKING, REQUEST_EVENT_COPIED},
 };
 
 START_TEST(event_of_our_own_that_cannot_be_ends_the_process)
@@ -402,6 +420,23 @@ START_TEST(cancelled_while_it_waits_for_memory)
 }
 END_TEST
 
+/* Memory of a device is given up at once. */
+START_TEST(cancelled_while_a_device_allocates)
+{
+    static int stands_for_an_allocation;
+    for (unsigned is_asked = 0; is_asked < 2; is_asked++) {
+        begin_in(REQUEST_PREPARING);
+        request.landing.allocation = (struct tl_allocation *)&stands_for_an_allocation;
+        request.is_asked = is_asked;
+        request_handle(&request, REQUEST_EVENT_CANCEL);
+        ck_assert_int_eq(request.state, is_asked ? REQUEST_CANCELLING : REQUEST_REVOKING);
+        ck_assert_ptr_nonnull(strstr(trace, "drop_allocation "));
+        expect_status(TL_CANCELLED);
+        end();
+    }
+}
+END_TEST
+
 START_TEST(cancelled_when_memory_is_on_its_way)
 {
     begin_in(REQUEST_PREPARING);
@@ -435,6 +470,7 @@ int main(void)
     tcase_add_test(tcase, failed_before_it_has_asked);
     tcase_add_test(tcase, cancelled_while_it_registers);
     tcase_add_test(tcase, cancelled_while_it_waits_for_memory);
+    tcase_add_test(tcase, cancelled_while_a_device_allocates);
     tcase_add_test(tcase, cancelled_when_memory_is_on_its_way);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

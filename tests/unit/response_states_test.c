@@ -19,6 +19,7 @@
 #define response_send_cancelled fake_send_cancelled
 #define conn_cancel_memory_wait fake_cancel_memory_wait
 #define conn_arm fake_arm
+#define tl_memory_format_wait fake_format_wait
 #define conn_protocol_error fake_protocol_error
 #define tl_reactor_timers fake_timers
 #define response_arm_lease fake_arm_lease
@@ -32,6 +33,7 @@ static struct tl_conn conn;
 static struct response response;
 static struct tl_timers timers;
 static struct tl_tensor *tensor;
+static bool is_wait_on_its_way;
 static char trace[256]; /* the actions that were called, each followed by a blank */
 
 static void note(const char *what)
@@ -105,8 +107,14 @@ void fake_send_cancelled(struct tl_conn *conn_, uint32_t handle_)
 
 void fake_cancel_memory_wait(struct conn_memory_wait **wait)
 {
-    *wait = NULL;
+    if (!is_wait_on_its_way) *wait = NULL;
     note("cancel_memory_wait");
+}
+
+void fake_format_wait(struct tl_memory *memory, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    (void)memory;
+    tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "it waited for %u bytes", (unsigned)len_bytes);
 }
 
 void fake_arm(struct tl_conn *conn_, struct tl_timer *timer, int64_t after_ns)
@@ -139,6 +147,7 @@ static void begin_in(enum response_state state)
     response = (struct response){.conn = &conn, .state = state, .offer = {.tensor = tensor}, .key = "key"};
     tl_list_init(&response.pending.place);
     tl_list_init(&conn.posts.window_queue);
+    is_wait_on_its_way = false;
     trace[0] = '\0';
     tl_timers_init(&timers);
 }
@@ -177,6 +186,7 @@ static const struct edge edges[] = {
     {RESPONSE_WRITING, RESPONSE_EVENT_FAILED, RESPONSE_ENDING, "queue_post "},
     {RESPONSE_WRITING, RESPONSE_EVENT_WORK_DONE, RESPONSE_WRITING, "queue_post "},
     {RESPONSE_WRITING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_WRITING, RESPONSE_EVENT_LATE, RESPONSE_WRITING, ""},
     {RESPONSE_LOCATING, RESPONSE_EVENT_READY, RESPONSE_SHOWING, "queue_post "},
     {RESPONSE_LOCATING, RESPONSE_EVENT_DIFFERS, RESPONSE_PARKED, "release_source queue_post arm "},
     {RESPONSE_LOCATING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
@@ -262,6 +272,29 @@ START_TEST(failure_in_the_middle_is_sent)
     ck_assert_int_eq(response.state, RESPONSE_ENDING);
     ck_assert_int_eq(response.status->code, TL_DATA_LOSS);
     ck_assert_str_eq(trace, "queue_post ");
+    end();
+}
+END_TEST
+
+/* A value that has waited for the pool in vain may travel over the link, unless its memory has just come. */
+START_TEST(pool_that_stays_full)
+{
+    static struct conn_memory_wait wait = {.memory_wait.wait.len_bytes = 70};
+    begin_in(RESPONSE_WRITING);
+    is_wait_on_its_way = _i == 1;
+    response.serve.is_final = true;
+    response.memory_wait = &wait;
+    response_handle(&response, RESPONSE_EVENT_LATE);
+    ck_assert_str_eq(trace, _i == 1 ? "cancel_memory_wait " : "cancel_memory_wait queue_post ");
+    ck_assert_int_eq(response.state, _i == 1 ? RESPONSE_WRITING : RESPONSE_ENDING);
+    ck_assert(response.serve.is_final == (_i == 1));
+    if (_i == 0) {
+        ck_assert_int_eq(response.status->code, TL_UNIMPLEMENTED);
+        ck_assert_str_eq(response.status->message, "its owner must copy it: it waited for 70 bytes");
+        response.is_outcome_posted = true;
+        response_handle(&response, RESPONSE_EVENT_WORK_DONE);
+        ck_assert_str_eq(trace, "cancel_memory_wait queue_post close_broken ");
+    }
     end();
 }
 END_TEST
@@ -361,6 +394,7 @@ int main(void)
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("ends");
     tcase_add_test(tcase, failure_in_the_middle_is_sent);
+    tcase_add_loop_test(tcase, pool_that_stays_full, 0, 2);
     tcase_add_test(tcase, failure_while_it_stops);
     tcase_add_test(tcase, all_written_before_it_stops);
     tcase_add_test(tcase, shown_source_is_cancelled);

@@ -41,6 +41,12 @@ static grpc_byte_buffer *identify_response(void)
     Tensorlane__V1__Trouble trouble = TENSORLANE__V1__TROUBLE__INIT;
     Tensorlane__V1__Trouble *troubles[] = {&trouble};
     trouble.breaks_transfers = 1;
+    Tensorlane__V1__Gpu gpu = TENSORLANE__V1__GPU__INIT;
+    Tensorlane__V1__Gpu *gpus[] = {&gpu};
+    gpu.name = (char *)"gpu:1";
+    gpu.is_kept_on = 1;
+    response.n_gpus = 1;
+    response.gpus = gpus;
     response.n_settings = 1;
     response.settings = settings;
     response.n_listens = 1;
@@ -84,12 +90,16 @@ START_TEST(description_without_memory)
             ck_assert_str_eq(description.listens[0], "127.0.0.1:4000");
             ck_assert(description.troubles[0].breaks_transfers);
             ck_assert_str_eq(description.troubles[0].remedy, "");
+            ck_assert_uint_eq(description.gpu_count, 1);
+            ck_assert_str_eq(description.gpus[0].name, "gpu:1");
+            ck_assert_str_eq(description.gpus[0].path, "");
+            ck_assert(description.gpus[0].is_kept_on && !description.gpus[0].is_lost);
             tl_description_fini(&description);
         }
     }
-    /* 5 texts of its own, 6 arrays, 2 texts of the transport, 2 x 6 of the peers, 1 of the counter, the data plane and
-     * its 11 texts, 2 texts of the setting, 1 of the socket, 3 of the trouble. */
-    ck_assert_uint_eq(number, 1 + 5 + 6 + 2 + 12 + 1 + 12 + 2 + 1 + 3);
+    /* 5 texts of its own, 7 arrays, 2 texts of the transport, 2 x 6 of the peers, 1 of the counter, the data plane and
+     * its 11 texts, 2 texts of the setting, 1 of the socket, 3 of the trouble, 7 of the GPU. */
+    ck_assert_uint_eq(number, 1 + 5 + 7 + 2 + 12 + 1 + 12 + 2 + 1 + 3 + 7);
     grpc_byte_buffer_destroy(buffer);
 }
 END_TEST

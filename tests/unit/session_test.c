@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/error.h"
 
-#undef fail /* of check.h */
+#undef fail /* check.h has a macro of this name */
 #include "server/peers/session.c"
 #include "server/peers/session_requests.c"
 #include "fakes/calls.h"
@@ -212,7 +212,7 @@ struct edge {
     enum session_state from;
     enum session_event event;
     enum session_state to;
-    const char *calls;  /* of the owner and the transport */
+    const char *calls;  /* what the owner and the transport are called for */
     const char *posted; /* NULL: nothing */
 };
 

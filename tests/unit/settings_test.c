@@ -75,7 +75,7 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_ptr_null(settings->local.socket_folder);
     ck_assert_uint_eq(settings->local.pool_bytes, 4 << 20);
     ck_assert_uint_eq(settings->local.max_pool_bytes, TL_SETTING_AUTO);
-    ck_assert_uint_eq(settings->local.slot_count, 256);
+    ck_assert_uint_eq(settings->local.slot_count, 128);
     ck_assert_int_eq(settings->local.spin_ns, 50000);
     ck_assert_int_eq(settings->local.peer_timeout_ns, 3 * TL_NS_PER_SEC);
     ck_assert_int_eq(settings->local.process_vm, TL_PROCESS_VM_AUTO);
@@ -97,9 +97,12 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_uint_eq(settings->verbs.register_bytes, 256 << 10);
     ck_assert_uint_eq(settings->verbs.piece_bytes, TL_SETTING_AUTO);
     ck_assert_int_eq(settings->verbs.spin_ns, 50000);
-    ck_assert_uint_eq(settings->verbs.slot_count, 256);
+    ck_assert_uint_eq(settings->verbs.slot_count, TL_VERBS_DEFAULT_SLOTS);
     ck_assert_int_eq(settings->verbs.peer_timeout_ns, 800 * TL_NS_PER_MS);
     ck_assert(!settings->verbs.is_bounce_forced);
+    ck_assert_int_eq(settings->device.kind, TL_DEVICE_HOST);
+    ck_assert_int_eq(settings->device.index, 0);
+    ck_assert(!settings->gpu.is_proxy_forced);
     ck_assert_int_eq(settings->log_level, TL_LOG_INFO);
     ck_assert_int_eq(settings->log_format, TL_LOG_KEY_VALUE);
     ck_assert_int_eq(tl_settings_check(defaults, &doc, &error), TL_OK);
@@ -255,7 +258,8 @@ START_TEST(every_setting_can_be_set)
         "\"piece\": \"4KiB\", \"spin\": \"0\", \"slots\": 16, \"peer_timeout\": \"1s\", \"bounce\": true},\n"
         "\"local\": {\"socket_folder\": \"/run/x\", \"pool\": \"1MiB\", \"max_pool\": "
         "\"3MiB\",\n"
-        "\"slots\": 17, \"spin\": \"1us\", \"peer_timeout\": \"2s\", \"process_vm\": \"off\", \"map\": \"off\"}}";
+        "\"slots\": 17, \"spin\": \"1us\", \"peer_timeout\": \"2s\", \"process_vm\": \"off\", \"map\": \"off\"},\n"
+        "\"gpu\": {\"proxy\": true}, \"device\": \"gpu:3\"}";
     static const char *const written[] = {
         "\"grpc\"",
         "\"off\"",
@@ -263,6 +267,7 @@ START_TEST(every_setting_can_be_set)
         "true",
         "\"0.0.0.0:1\"",
         "[\"m\"]",
+        "\"gpu:3\"",
         "[\"10.1.0.0/16\", \"fd00::1\"]",
         "\"4KiB\"",
         "\"8KiB\"",
@@ -306,12 +311,15 @@ START_TEST(every_setting_can_be_set)
         "16",
         "\"1s\"",
         "true",
+        /* gpu */
+        "true",
         /* log */
         "\"debug\"",
         "\"json\"",
     };
-    static const unsigned lines[] = {1,  1,  1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 10, 10, 10, 11, 11, 11,
-                                     11, 11, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 9, 9, 9,  9,  9,  5,  5};
+    static const unsigned lines[] = {1, 1, 1, 1,  2,  2,  12, 2,  3,  3,  3,  3, 3, 4, 4,  4, 4,
+                                     5, 5, 5, 10, 10, 10, 11, 11, 11, 11, 11, 6, 6, 6, 6,  6, 7,
+                                     7, 7, 7, 7,  8,  8,  8,  8,  8,  9,  9,  9, 9, 9, 12, 5, 5};
     const struct tl_settings_layer *layer;
     ck_assert_uint_eq(TL_ARRAY_COUNT(written), tl_settings_count);
     ck_assert_uint_eq(TL_ARRAY_COUNT(lines), tl_settings_count);
@@ -335,6 +343,9 @@ START_TEST(every_setting_can_be_set)
     ck_assert_uint_eq(layer->settings.verbs.mtu_bytes, 512);
     ck_assert_int_eq(layer->settings.verbs.keys, TL_VERBS_KEYS_REGION);
     ck_assert(layer->settings.verbs.is_bounce_forced);
+    ck_assert(layer->settings.gpu.is_proxy_forced);
+    ck_assert_int_eq(layer->settings.device.kind, TL_DEVICE_CUDA);
+    ck_assert_int_eq(layer->settings.device.index, 3);
     close_text();
 }
 END_TEST
@@ -382,6 +393,39 @@ START_TEST(addresses_of_peers_are_any_or_a_list)
     for (int i = 0; i < 257; i++)
         strcat(many, i == 0 ? "\"::1\"" : ",\"::1\"");
     expect_no_networks(strcat(many, "]"), "257 entries are too many");
+}
+END_TEST
+
+static void check_device_refused(const char *value, const char *message)
+{
+    char text[64], whole[256];
+    snprintf(text, sizeof(text), "{\"device\": %s}", value);
+    snprintf(whole, sizeof(whole), "f:1:12: device: %s", message);
+    check_refused(TL_LEVEL_TOP, text, TL_INVALID_ARGUMENT, whole);
+}
+
+START_TEST(a_device_is_the_host_or_a_gpu)
+{
+    static const char *const wrong[] = {"",      "gpu",    "gpu:",   "gpu:-1", "gpu:00",         "gpu:1 ",
+                                        "GPU:0", "cuda:0", "gpu:1x", "0",      "gpu:1234567890", "host:0"};
+    const struct tl_settings_layer *layer;
+    for (size_t i = 0; i < TL_ARRAY_COUNT(wrong); i++) {
+        char value[32], message[192];
+        snprintf(value, sizeof(value), "\"%s\"", wrong[i]);
+        snprintf(message, sizeof(message),
+                 "\"%s\" is no device; write \"host\", or a GPU such as \"gpu:0\" (tensorlane devices lists them)",
+                 wrong[i]);
+        check_device_refused(value, message);
+    }
+    check_device_refused("0", "must be \"host\", or a GPU such as \"gpu:0\", not a number");
+    open_text("{\"device\": \"gpu:999999999\"}");
+    ck_assert_int_eq(read_level(TL_LEVEL_JOB, &layer), TL_OK);
+    ck_assert_int_eq(layer->settings.device.index, 999999999);
+    close_text();
+    open_text("{\"device\": \"host\"}");
+    ck_assert_int_eq(read_level(TL_LEVEL_TASK, &layer), TL_OK);
+    ck_assert_int_eq(layer->settings.device.kind, TL_DEVICE_HOST);
+    close_text();
 }
 END_TEST
 
@@ -450,11 +494,10 @@ START_TEST(unknown_names_are_refused)
                   "f:1:2: limit: there is no setting \"limit\"; did you mean \"limits\"?");
     check_refused(TL_LEVEL_TOP, "{\"timeouts\": {\"keep_alive\": \"1s\"}}", TL_INVALID_ARGUMENT,
                   "f:1:15: timeouts.keep_alive: there is no setting \"keep_alive\"; did you mean \"keepalive\"?");
-    check_refused(
-        TL_LEVEL_TOP, "{\"chunk\": 1}", TL_INVALID_ARGUMENT,
-        "f:1:2: chunk: there is no setting \"chunk\"; use one of \"protocol\", \"rdma\", \"connect\", "
-        "\"checksum\", \"listen\", \"publish\", \"peers\", \"limits\", \"timeouts\", \"local\", \"verbs\", \"log\", "
-        "...");
+    check_refused(TL_LEVEL_TOP, "{\"chunk\": 1}", TL_INVALID_ARGUMENT,
+                  "f:1:2: chunk: there is no setting \"chunk\"; use one of \"protocol\", \"rdma\", \"connect\", "
+                  "\"checksum\", \"listen\", \"publish\", \"device\", \"peers\", \"limits\", \"timeouts\", \"local\", "
+                  "\"verbs\", \"gpu\", \"log\", \"cluster\", \"jobs\", ...");
     check_refused(TL_LEVEL_TASK, "{\"log\": {\"levle\": 1}}", TL_INVALID_ARGUMENT,
                   "f:1:10: log.levle: there is no setting \"levle\"; did you mean \"level\"?");
 }
@@ -549,6 +592,7 @@ int main(void)
     tcase_add_test(tcase, security_is_reserved);
     tcase_add_test(tcase, inflight_must_hold_a_chunk);
     tcase_add_test(tcase, addresses_of_peers_are_any_or_a_list);
+    tcase_add_test(tcase, a_device_is_the_host_or_a_gpu);
     tcase_add_test(tcase, a_folder_starts_where_the_file_is);
     tcase_add_test(tcase, a_pool_fits_into_all_pools);
     suite_add_tcase(suite, tcase);

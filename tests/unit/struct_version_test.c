@@ -74,6 +74,34 @@ START_TEST(a_size_that_is_none_is_refused)
 }
 END_TEST
 
+/* An element of an array does not say its size itself. */
+START_TEST(element_of_an_array)
+{
+    struct ours ours = {.a = 5};
+    const struct later later = {.size_bytes = 7, .a = 1, .b = 2, .c = 3};
+    ck_assert_int_eq(
+        tl_struct_read_sized(&ours, sizeof(ours), sizeof(struct first), &later, sizeof(later), "tl_thing", &error),
+        TL_UNIMPLEMENTED);
+    ck_assert_ptr_nonnull(strstr(error.message, "byte 24 of struct tl_thing"));
+    ck_assert_uint_eq(ours.a, 5);
+    const size_t sizes[] = {sizeof(struct first), sizeof(ours)};
+    for (size_t i = 0; i < 2; i++) {
+        ck_assert_int_eq(
+            tl_struct_read_sized(&ours, sizeof(ours), sizeof(struct first), &later, sizes[i], "tl_thing", &error),
+            TL_OK);
+        ck_assert_uint_eq(ours.size_bytes, 7);
+        ck_assert_uint_eq(ours.a, 1);
+        ck_assert_uint_eq(ours.b, i == 1 ? 2 : 0);
+    }
+    ck_assert_int_eq(tl_struct_read_sized(&ours, sizeof(ours), sizeof(struct first), &later, 15, "tl_thing", &error),
+                     TL_INVALID_ARGUMENT);
+    ck_assert_str_eq(error.message, "item_bytes of struct tl_thing is 15; set it to sizeof(struct tl_thing)");
+    ck_assert_int_eq(tl_struct_check_item_bytes(16, sizeof(struct first), "tl_thing", NULL), TL_OK);
+    ck_assert_int_eq(tl_struct_check_item_bytes(15, sizeof(struct first), "tl_thing", NULL), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(tl_struct_check_item_bytes(TL_STRUCT_MAX_BYTES + 1, 8, "tl_thing", NULL), TL_INVALID_ARGUMENT);
+}
+END_TEST
+
 START_TEST(is_filled_as_far_as_it_reaches)
 {
     const struct ours ours = {.size_bytes = sizeof(ours), .a = 1, .b = 2};
@@ -97,6 +125,7 @@ int main(void)
     tcase_add_test(cases, of_this_version_is_read);
     tcase_add_test(cases, of_a_newer_program_must_be_zero_beyond);
     tcase_add_test(cases, a_size_that_is_none_is_refused);
+    tcase_add_test(cases, element_of_an_array);
     tcase_add_test(cases, is_filled_as_far_as_it_reaches);
     suite_add_tcase(suite, cases);
     return run_suite(suite);

@@ -13,7 +13,7 @@
 #include "fakes/fake_clock.h"
 #include "tests/fakes/temp_folder.h"
 
-#undef fail /* of check.h */
+#undef fail /* check.h has a macro of this name */
 #include "server/worker_internal.h"
 #include "tensor/device.h"
 

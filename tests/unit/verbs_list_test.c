@@ -29,7 +29,7 @@ static const struct made_gid *table;
 static size_t table_len;
 static const char *down; /* The ports of this device are down. */
 static const char *also_down;
-static uint16_t key_count; /* Of the table of partition keys of each port. */
+static uint16_t key_count; /* The length of the table of partition keys of each port. */
 static struct ibv_device devices[MAX_DEVICES];
 static struct ibv_device *device_list[MAX_DEVICES + 1];
 static struct ibv_context contexts[MAX_DEVICES];

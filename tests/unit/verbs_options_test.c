@@ -223,17 +223,20 @@ END_TEST
 
 START_TEST(memlock_that_suffices)
 {
-    drop_privileges(65536);
-    struct tl_verbs_options options = {.pool_bytes = 65536};
+    enum { LIMIT_BYTES = 1 << 20 };
+    drop_privileges(LIMIT_BYTES);
+    /* The queues of one peer count, too: 16 slots and 4 that may be idle, and messages that leave. */
+    struct tl_verbs_options options = {.pool_bytes = LIMIT_BYTES - (20 + 17) * TL_SLOT_BYTES, .queue_depth = 16};
     ck_assert_int_eq(tl_verbs_check_memlock(&options, NULL), TL_OK);
     options.pool_bytes++;
     ck_assert_int_eq(tl_verbs_check_memlock(&options, NULL), TL_RESOURCE_EXHAUSTED);
-    /* The queues of one peer count, too. */
-    options = (struct tl_verbs_options){.pool_bytes = 65536 - 16 * 2 * TL_SLOT_BYTES, .queue_depth = 16};
+    options.pool_bytes--;
     ck_assert_int_eq(tl_verbs_check_memlock(&options, NULL), TL_OK);
     options.queue_depth++;
     ck_assert_int_eq(tl_verbs_check_memlock(&options, NULL), TL_RESOURCE_EXHAUSTED);
     ck_assert(verbs_exceeds_memlock(UINT64_MAX));
+    /* An idle peer with a pool of its own locks at most 2 MiB. */
+    ck_assert_uint_le(verbs_slots_default_bytes(TL_VERBS_DEFAULT_QUEUE_DEPTH), 1 << 20);
 }
 END_TEST
 

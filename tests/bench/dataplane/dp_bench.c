@@ -154,7 +154,7 @@ static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnatio
                                               .slot_count = 256,
                                               .work_count = 256,
                                               .request_count = 1024,
-                                              .cache_count = 1024,
+                                              .key_count = 1024,
                                               .piece_bytes = 4 << 20,
                                               .register_bytes = 64 << 10,
                                               .copy_bytes = settings.is_local ? TL_LOCAL_COPY_BYTES : 0,
@@ -291,7 +291,7 @@ struct client {
     unsigned done;
     unsigned goal;
     uint64_t next_number;
-    unsigned paths[TL_PATH_GPU_IPC + 1];
+    unsigned paths[TL_PATH_INLINE + 1];
     pthread_t thread;
     sem_t over; /* what the caller waits for */
     atomic_int phase;
@@ -316,9 +316,9 @@ static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *m
         *ret_destination = tl_tensor_get(asked->destination);
         return TL_OK;
     }
-    enum tl_status status = fetch->allocator != NULL ? fetch->allocator->create(fetch->allocator->context, meta_data,
-                                                                                ret_destination, ret_error)
-                                                     : tl_tensor_create_for(meta_data, ret_destination, ret_error);
+    static const struct tl_device host = {.kind = TL_DEVICE_HOST};
+    enum tl_status status =
+        fetch->allocator->create(fetch->allocator->context, host, meta_data, ret_destination, ret_error);
     if (status == TL_OK && !settings.is_allocating) asked->destination = tl_tensor_get(*ret_destination);
     return status;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The receiving side of the gRPC C++ peer: grpc_client SYNC TUNED ASYNC
+ * The receiving side of the gRPC C++ peer: grpc_client SYNC TUNED ASYNC [SIZES]
  *
  * Reads commands from standard input, one per line, and answers each with one line, the seconds it took:
  *
@@ -12,6 +12,8 @@
  * stream, stream_tuned           COUNT tensors asked for one after the other on one open stream of 1 MiB chunks
  * burst_typed, burst_raw         COUNT times 1,000 asynchronous calls outstanding at once
  * window_typed, window_raw       the same number of calls, a new one whenever one completes
+ * each_typed, each_raw           COUNT times an asynchronous call for each line of the file SIZES, which has bytes, all
+ *                                at once; BYTES means nothing
  *
  * Raw bytes are copied into one destination, as a receiver of tensors must; protobuf messages are left where the
  * message has them. Anything that fails ends the process with a line on stderr.
@@ -25,7 +27,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -184,7 +188,7 @@ struct typed_caller {
         return stub->AsyncGet(context, request, queue);
     }
 
-    static size_t take(const Reply &reply, int)
+    static size_t take(const Reply &reply, size_t)
     {
         return reply.data().size();
     }
@@ -205,9 +209,9 @@ struct raw_caller {
         return call;
     }
 
-    static size_t take(const ByteBuffer &reply, int place)
+    static size_t take(const ByteBuffer &reply, size_t offset_bytes)
     {
-        return copy_out(reply, static_cast<size_t>(place) * reply.Length());
+        return copy_out(reply, offset_bytes);
     }
 
     grpc::GenericStub stub;
@@ -216,9 +220,19 @@ struct raw_caller {
 template <typename Caller> class many_calls
 {
   public:
-    many_calls(const std::shared_ptr<grpc::Channel> &channel, bool is_window)
-        : caller(channel), is_window(is_window), calls(bench::outstanding_count)
+    /* sizes: of the answers to as many calls; empty: 1,000 calls have the size of the command. */
+    many_calls(const std::shared_ptr<grpc::Channel> &channel, bool is_window, std::vector<size_t> sizes = {})
+        : caller(channel), is_window(is_window), sizes(std::move(sizes))
     {
+        size_t offset_bytes = 0;
+        for (size_t size_bytes : this->sizes) {
+            offsets.push_back(offset_bytes);
+            offset_bytes += size_bytes;
+        }
+        if (offset_bytes > bench::max_tensor_bytes)
+            die("sizes", grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "more than 64 MiB together"));
+        outstanding_count = this->sizes.empty() ? bench::outstanding_count : static_cast<int>(this->sizes.size());
+        calls.resize(static_cast<size_t>(outstanding_count));
     }
 
     ~many_calls()
@@ -228,10 +242,10 @@ template <typename Caller> class many_calls
 
     void operator()(size_t size_bytes, int count)
     {
-        int total = count * bench::outstanding_count, started = 0, done = 0;
+        int total = count * outstanding_count, started = 0, done = 0;
         while (done < total) {
-            if (started == done || (is_window && started < bench::outstanding_count))
-                for (int i = 0; i < bench::outstanding_count; i++, started++)
+            if (started == done || (is_window && started < outstanding_count))
+                for (int i = 0; i < outstanding_count; i++, started++)
                     start(i, size_bytes);
             int place = finish_one(size_bytes);
             done++;
@@ -249,12 +263,22 @@ template <typename Caller> class many_calls
         grpc::Status status;
     };
 
+    size_t size_of(int place, size_t size_bytes) const
+    {
+        return sizes.empty() ? size_bytes : sizes[static_cast<size_t>(place)];
+    }
+
+    size_t offset_of(int place, size_t size_bytes) const
+    {
+        return sizes.empty() ? static_cast<size_t>(place) * size_bytes : offsets[static_cast<size_t>(place)];
+    }
+
     void start(int place, size_t size_bytes)
     {
         one_call &call = calls[static_cast<size_t>(place)];
         call.reader.reset();
         call.context = std::make_unique<grpc::ClientContext>();
-        call.reader = caller.start(call.context.get(), size_bytes, &queue);
+        call.reader = caller.start(call.context.get(), size_of(place, size_bytes), &queue);
         call.reader->Finish(&call.answer, &call.status, reinterpret_cast<void *>(static_cast<intptr_t>(place)));
     }
 
@@ -266,12 +290,14 @@ template <typename Caller> class many_calls
         int place = static_cast<int>(reinterpret_cast<intptr_t>(tag));
         one_call &call = calls[static_cast<size_t>(place)];
         if (!call.status.ok()) die("asynchronous call", call.status);
-        check_size(Caller::take(call.answer, place), size_bytes);
+        check_size(Caller::take(call.answer, offset_of(place, size_bytes)), size_of(place, size_bytes));
         return place;
     }
 
     Caller caller;
     bool is_window;
+    std::vector<size_t> sizes, offsets;
+    int outstanding_count;
     grpc::CompletionQueue queue;
     std::vector<one_call> calls;
 };
@@ -282,6 +308,14 @@ template <typename Mode, typename... Arguments> mode_function make_mode(Argument
 {
     auto mode = std::make_shared<Mode>(std::forward<Arguments>(arguments)...);
     return [mode](size_t size_bytes, int count) { (*mode)(size_bytes, count); };
+}
+
+std::vector<size_t> read_sizes(const char *path)
+{
+    std::ifstream file(path);
+    std::vector<size_t> sizes{std::istream_iterator<size_t>(file), {}};
+    if (sizes.empty()) die(path, grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "has no sizes"));
+    return sizes;
 }
 
 std::map<std::string, mode_function> make_modes(char **ports)
@@ -308,11 +342,16 @@ int main(int argc, char **argv)
     char name[64];
     size_t size_bytes;
     int count;
-    if (argc != 4) {
-        fprintf(stderr, "usage: grpc_client SYNC TUNED ASYNC (the ports that grpc_server prints)\n");
+    if (argc != 4 && argc != 5) {
+        fprintf(stderr, "usage: grpc_client SYNC TUNED ASYNC (the ports that grpc_server prints) [SIZES]\n");
         return EXIT_FAILURE;
     }
     auto modes = make_modes(argv + 1);
+    if (argc == 5) {
+        std::vector<size_t> sizes = read_sizes(argv[4]);
+        modes["each_typed"] = make_mode<many_calls<typed_caller>>(connect(argv[3], false), false, sizes);
+        modes["each_raw"] = make_mode<many_calls<raw_caller>>(connect(argv[3], false), false, sizes);
+    }
     memset(destination.data(), 1, destination.size());
     printf("ready gRPC C++ %s\n", grpc::Version().c_str());
     fflush(stdout);

@@ -4,7 +4,10 @@
     nixl_peer.py own FILE SIZE...   prints "ready"; registers a buffer of each size and writes into the file how to
                                     reach them
     nixl_peer.py read FILE          prints "ready NIXL VERSION", then answers "read BYTES COUNT" with the seconds that
-                                    reading the buffer COUNT times, one after another, into one buffer took
+                                    reading the buffer COUNT times, one after another, into one buffer took, and
+                                    "read_many BYTES COUNT" with those of COUNT transfers, each of which reads the
+                                    owner's last buffer with descriptors for so many bytes each, GAP bytes apart,
+                                    because neighbours would be read as one
 
 The descriptors of both sides and the transfer are prepared before the time starts, and what was read is compared after
 it. The reader drives its transfers itself; the owner has NIXL's progress thread. Both end when their standard input
@@ -23,6 +26,7 @@ from nixl_cu12._bindings import NIXL_IN_PROG as IN_PROGRESS
 from nixl_cu12._bindings import NIXL_SUCCESS as DONE
 
 WARM_UP_COUNT = 3
+GAP = 64
 
 
 def create_agent(name, has_thread):
@@ -52,16 +56,18 @@ class Reader:
         metadata, self.places = pickle.loads(path.read_bytes())
         self.owner = self.agent.add_remote_agent(metadata)
         self.owner = self.owner.decode() if isinstance(self.owner, bytes) else self.owner
-        self.buffers, self.handles = {}, {}
+        self.buffers, self.pieces, self.handles = {}, {}, {}
 
-    def prepare(self, size):
+    def prepare(self, size, piece):
+        """A transfer with descriptors for so many bytes each of the owner's buffer of this size."""
         buffer = numpy.full(size, 255, dtype=numpy.uint8)
-        agent = self.agent
+        agent, starts = self.agent, range(0, size, piece + GAP)
         agent.register_memory([(buffer.ctypes.data, size, 0, "")], "DRAM")
-        ours = agent.prep_xfer_dlist("NIXL_INIT_AGENT", [(buffer.ctypes.data, size, 0)], "DRAM")
-        theirs = agent.prep_xfer_dlist(self.owner, [(self.places[size], size, 0)], "DRAM")
-        self.buffers[size] = buffer
-        self.handles[size] = agent.make_prepped_xfer("READ", ours, [0], theirs, [0])
+        ours = agent.prep_xfer_dlist("NIXL_INIT_AGENT", [(buffer.ctypes.data + i, piece, 0) for i in starts], "DRAM")
+        theirs = agent.prep_xfer_dlist(self.owner, [(self.places[size] + i, piece, 0) for i in starts], "DRAM")
+        places = list(range(len(starts)))
+        self.buffers[size], self.pieces[size] = buffer, piece
+        self.handles[size] = agent.make_prepped_xfer("READ", ours, places, theirs, places)
 
     def read(self, size, count):
         handle, post, look = self.handles[size]._handle, self.agent.agent.postXferReq, self.agent.agent.getXferStatus
@@ -72,15 +78,19 @@ class Reader:
             if state != DONE:
                 sys.exit(f"NIXL: a transfer ended as {state}")
 
-    def measure(self, size, count):
+    def without_gaps(self, buffer, size):
+        piece = self.pieces[size]
+        return buffer if piece == size else buffer.reshape(-1, piece + GAP)[:, :piece]
+
+    def measure(self, size, piece, count):
         if size not in self.buffers:
-            self.prepare(size)
+            self.prepare(size, piece)
             self.read(size, WARM_UP_COUNT)
         self.buffers[size].fill(255)
         start = time.monotonic()
         self.read(size, count)
         passed = time.monotonic() - start
-        if not numpy.array_equal(self.buffers[size], content(size)):
+        if not numpy.array_equal(self.without_gaps(self.buffers[size], size), self.without_gaps(content(size), size)):
             sys.exit("NIXL: the bytes that were read are not those of the owner")
         return passed
 
@@ -93,8 +103,9 @@ def main():
         reader = Reader(path)
         print("ready NIXL", importlib.metadata.version("nixl-cu12"), flush=True)
         for line in sys.stdin:
-            _, size, count = line.split()
-            print(f"{reader.measure(int(size), int(count)):.9f}", flush=True)
+            command, piece, count = line.split()
+            size = list(reader.places)[-1] if command == "read_many" else int(piece)
+            print(f"{reader.measure(size, int(piece), int(count)):.9f}", flush=True)
     os._exit(0)
 
 

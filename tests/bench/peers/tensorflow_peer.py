@@ -2,8 +2,11 @@
 """The TensorFlow peer: a variable of /job:ps/task:0 is fetched by /job:worker/task:0, over TensorFlow's gRPC server.
 
     tensorflow_peer.py serve PS_PORT WORKER_PORT      the parameter server; prints "ready"
-    tensorflow_peer.py fetch PS_PORT WORKER_PORT      the worker; prints "ready TensorFlow VERSION", then answers
-                                                      "fetch BYTES COUNT" with the seconds that COUNT fetches took
+    tensorflow_peer.py fetch PS_PORT WORKER_PORT [SIZES]
+                                                      the worker; prints "ready TensorFlow VERSION", then answers
+                                                      "fetch BYTES COUNT" with the seconds that COUNT fetches took, and
+                                                      "fetch_each 0 COUNT" with those of COUNT fetches of as many
+                                                      variables as the file SIZES has lines, each with its bytes
 
 What is run is an identity operation on the worker, which ends when the value is there: nothing is handed to Python.
 Both end when their standard input does.
@@ -33,10 +36,21 @@ class Fetcher:
         self.session.run(variable.initializer)
         self.callables[size_bytes] = self.session.make_callable(fetched)
 
-    def fetch(self, size_bytes, count):
-        if size_bytes not in self.callables:
-            self.prepare(size_bytes)
-        run = self.callables[size_bytes]
+    def prepare_each(self, sizes):
+        with tf.device("/job:ps/task:0"):
+            variables = [tf.get_variable(f"each{i}", initializer=tf.ones([size], tf.uint8), dtype=tf.uint8,
+                                         use_resource=True) for i, size in enumerate(sizes)]
+            values = [variable.read_value() for variable in variables]
+        with tf.device("/job:worker/task:0"):
+            fetched = [tf.identity(value).op for value in values]
+        self.session.run([variable.initializer for variable in variables])
+        self.callables["each"] = self.session.make_callable(tf.group(*fetched))
+
+    def fetch(self, what, count):
+        """what: the bytes of a variable, or "each"."""
+        if what not in self.callables:
+            self.prepare(what)
+        run = self.callables[what]
         start = time.monotonic()
         for _ in range(count):
             run()
@@ -44,7 +58,7 @@ class Fetcher:
 
 
 def main():
-    role, ps_port, worker_port = sys.argv[1:]
+    role, ps_port, worker_port, *files = sys.argv[1:]
     tf.disable_eager_execution()
     cluster = tf.train.ClusterSpec({"ps": [f"127.0.0.1:{ps_port}"], "worker": [f"127.0.0.1:{worker_port}"]})
     server = tf.distribute.Server(cluster, job_name="ps" if role == "serve" else "worker", task_index=0)
@@ -53,11 +67,15 @@ def main():
         sys.stdin.read()
         os._exit(0)  # a server of TensorFlow cannot be stopped
     fetcher = Fetcher(server)
-    fetcher.prepare(4096)
+    if files:
+        fetcher.prepare_each([int(line) for line in open(files[0], encoding="utf-8")])
+    else:
+        fetcher.prepare(4096)
     print("ready TensorFlow", tensorflow.__version__, flush=True)
     for line in sys.stdin:
-        _, size_bytes, count = line.split()
-        print(f"{fetcher.fetch(int(size_bytes), int(count)):.9f}", flush=True)
+        command, size_bytes, count = line.split()
+        what = "each" if command == "fetch_each" else int(size_bytes)
+        print(f"{fetcher.fetch(what, int(count)):.9f}", flush=True)
     os._exit(0)
 
 

@@ -26,7 +26,7 @@ enum { SAFE = 0, UNSAFE = 1, BLOCKS = 2 }; /* what a thread may not call while a
 pthread_mutex_t state_mutex = PTHREAD_MUTEX_INITIALIZER;
 struct device state_devices[FAKE_CUDA_DEVICES] = {{.index = 0}, {.index = 1}};
 struct fake_cuda_counts state_counts;
-size_t state_capacity_bytes = ARENA_BYTES;
+size_t state_capacity_bytes = CAPACITY_BYTES;
 _Thread_local struct thread_state this_thread __attribute__((tls_model("initial-exec")));
 
 static bool (*is_forbidden)(void);
@@ -51,6 +51,16 @@ void misuse(const char *format, ...)
 int fake_cuda_device_here(void)
 {
     return this_thread.context ? this_thread.context->index : this_thread.ordinal;
+}
+
+int fake_cuda_device_count(void)
+{
+    return device_count;
+}
+
+int fake_cuda_supported_version(void)
+{
+    return supported_version;
 }
 
 /* ------------------------------------------------------------------------------------------------ every call -- */
@@ -217,6 +227,20 @@ tl_cuda_error cudaFreeHost(void *address)
     return leave(TL_CUDA_OK);
 }
 
+tl_cuda_error cudaHostRegister(void *address, size_t size_bytes, unsigned flags)
+{
+    ENTER_DEVICE(UNSAFE | BLOCKS);
+    if (flags != TL_CUDA_HOST_REGISTER_PORTABLE) misuse("memory is registered for one device, with flags %u", flags);
+    return leave(memory_register_locked(fake_cuda_device_here(), address, size_bytes));
+}
+
+tl_cuda_error cudaHostUnregister(void *address)
+{
+    ENTER_DEVICE(UNSAFE | BLOCKS);
+    memory_unregister_locked(address);
+    return leave(TL_CUDA_OK);
+}
+
 tl_cuda_error cudaPointerGetAttributes(struct tl_cuda_pointer *ret_pointer, const void *address)
 {
     ENTER_DEVICE(SAFE);
@@ -309,7 +333,22 @@ tl_cuda_error cudaMemcpyAsync(void *to, const void *from, size_t len_bytes, int 
     if (kind != TL_CUDA_COPY_DEFAULT) misuse("a copy of kind %d", kind);
     memory_check_locked(to, len_bytes);
     memory_check_locked(from, len_bytes);
+    state_counts.begun_bytes += len_bytes;
     stream_push_locked(stream, (struct op){.to = to, .from = from, .len_bytes = len_bytes});
+    return leave(TL_CUDA_OK);
+}
+
+tl_cuda_error cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t len_bytes,
+                                  void *handle)
+{
+    ENTER_DEVICE(SAFE);
+    struct stream *stream = stream_find_locked(handle, fake_cuda_device_here());
+    if (!stream || stream->device != fake_cuda_device_here()) misuse("a copy in a stream of another device");
+    memory_check_locked(to, len_bytes);
+    memory_check_locked(from, len_bytes);
+    if (memory_find_locked(to)->device != to_device || memory_find_locked(from)->device != from_device)
+        misuse("a copy from gpu:%d to gpu:%d between other devices", from_device, to_device);
+    stream_push_locked(stream, (struct op){.to = to, .from = from, .len_bytes = len_bytes, .is_between_devices = true});
     return leave(TL_CUDA_OK);
 }
 
@@ -451,6 +490,11 @@ static tl_cuda_error find_entry(const char *name, void **ret_function)
         *ret_function = entry->function;
         return leave(TL_CUDA_OK);
     }
+    for (const struct fake_entry *entry = fake_sharing_entries; entry->name; entry++) {
+        if (strcmp(entry->name, name) != 0) continue;
+        *ret_function = entry->function;
+        return leave(TL_CUDA_OK);
+    }
     return leave(TL_CUDA_INVALID_VALUE);
 }
 
@@ -583,7 +627,8 @@ static bool is_synchronous(const void *address)
 {
     pthread_mutex_lock(&state_mutex);
     memory_check_locked(address, 1);
-    bool is_set = memory_find_locked(address)->is_synchronous;
+    const struct memory *memory = memory_find_locked(address);
+    bool is_set = memory->is_synchronous || (state_devices[memory->device].flags & TL_CUDA_CONTEXT_SYNC_MEMOPS) != 0;
     pthread_mutex_unlock(&state_mutex);
     return is_set;
 }
@@ -643,6 +688,35 @@ static bool end_capture(void *handle)
     return was_left_alone;
 }
 
+/* Programs in Python call these. */
+EXPORT unsigned fake_cuda_allocations(void);
+unsigned fake_cuda_allocations(void)
+{
+    struct fake_cuda_counts counts;
+    get_counts(&counts);
+    return counts.device_allocations;
+}
+
+EXPORT uint64_t fake_cuda_begun_bytes(void);
+uint64_t fake_cuda_begun_bytes(void)
+{
+    struct fake_cuda_counts counts;
+    get_counts(&counts);
+    return counts.begun_bytes;
+}
+
+EXPORT void fake_cuda_hold(bool is_held);
+void fake_cuda_hold(bool is_held)
+{
+    streams_hold(NULL, is_held);
+}
+
+EXPORT void *fake_cuda_view(const void *address);
+void *fake_cuda_view(const void *address)
+{
+    return view(address);
+}
+
 EXPORT extern const struct fake_cuda fake_cuda_table;
 const struct fake_cuda fake_cuda_table = {
     .set_forbidden = set_forbidden,
@@ -659,6 +733,8 @@ const struct fake_cuda fake_cuda_table = {
     .allocate_managed = allocate_managed,
     .free = free_foreign,
     .set_direct = fake_dmabuf_set,
+    .set_sharing = fake_sharing_set,
+    .order_writes = fake_dmabuf_order_writes,
     .is_synchronous = is_synchronous,
     .reach = reach,
     .view = view,

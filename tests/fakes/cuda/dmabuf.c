@@ -9,12 +9,20 @@
 #define PAGE_BYTES 4096
 
 static bool has_dma_buf = true, has_peermem = true;
+static int write_order = TL_CUDA_WRITES_ORDERED_FOR_OWNER;
 
 void fake_dmabuf_set(bool dma_buf, bool peermem)
 {
     pthread_mutex_lock(&state_mutex);
     has_dma_buf = dma_buf;
     has_peermem = peermem;
+    pthread_mutex_unlock(&state_mutex);
+}
+
+void fake_dmabuf_order_writes(bool are_ordered)
+{
+    pthread_mutex_lock(&state_mutex);
+    write_order = are_ordered ? TL_CUDA_WRITES_ORDERED_FOR_OWNER : 0;
     pthread_mutex_unlock(&state_mutex);
 }
 
@@ -35,6 +43,11 @@ static tl_cuda_error device_get_attribute(int *ret_value, int attribute, int dev
         *ret_value = has_dma_buf;
     } else if (attribute == TL_CUDA_DEVICE_DIRECT_SUPPORTED) {
         *ret_value = has_peermem;
+    } else if (attribute == TL_CUDA_DEVICE_VIRTUAL_MEMORY_SUPPORTED || attribute == TL_CUDA_DEVICE_FILES_SUPPORTED ||
+               attribute == TL_CUDA_DEVICE_DIRECT_WITH_FILES) {
+        *ret_value = fake_sharing_is_on();
+    } else if (attribute == TL_CUDA_DEVICE_WRITES_ORDERING) {
+        *ret_value = write_order;
     } else {
         misuse("attribute %d of a device", attribute);
     }
@@ -59,7 +72,9 @@ static tl_cuda_error pointer_set_attribute(const void *value, int attribute, uns
     if (error != TL_CUDA_OK) return fake_cuda_leave(error);
     memcpy(&flag, value, sizeof(flag));
     if (attribute != TL_CUDA_POINTER_SYNC_MEMOPS || flag != 1) misuse("attribute %d of memory", attribute);
-    find_device_memory(address, "an attribute")->is_synchronous = true;
+    struct memory *memory = find_device_memory(address, "an attribute");
+    if (memory->view) return fake_cuda_leave(NOT_SUPPORTED);
+    memory->is_synchronous = true;
     return fake_cuda_leave(TL_CUDA_OK);
 }
 

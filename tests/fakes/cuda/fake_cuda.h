@@ -7,12 +7,16 @@
  * the CPU, and a system call too, fails on them; the double itself uses the other mapping. New memory holds
  * FAKE_POISON, memory that was freed is never used again.
  *
+ * Memory that processes can map (cuMemCreate) is a file in memory of its own, of which an export is another descriptor.
+ * Each process that maps it sees it twice, like its other memory. Its addresses are never used again.
+ *
  * Copies, events and kernels run on a thread of the double, later, from one stream after another in an order that comes
  * from the seed; a copy reads its source only then. The legacy stream waits for blocking streams, and they for it.
  *
- * A misuse ends the process with a line on stderr: host memory in a copy that is not pinned, memory that is not
- * allocated or was freed, a stream or event of another device, an event that is recorded in a stream that is being
- * captured, and any call while `is_forbidden` says so. Calls that may wait for the device do wait for it.
+ * A misuse ends the process with a line on stderr: host memory in a copy that is not pinned when the copy begins or
+ * runs, memory that is not allocated or was freed, memory that was unmapped while it was registered, memory to which
+ * the device of a stream has no access, a stream or event of another device, an event that is recorded in a stream that
+ * is being captured, and any call while `is_forbidden` says so. Calls that may wait for the device do wait for it.
  *
  * What the table offers stands for the program beside us, which uses CUDA as well: it is not counted, does not fail,
  * and is allowed everywhere.
@@ -32,10 +36,16 @@ struct fake_cuda_counts {
     unsigned contexts;
     unsigned device_allocations;
     unsigned host_allocations;
+    unsigned registrations; /* the library registered memory that it has mapped itself */
     unsigned streams;
     unsigned events;
     unsigned copies;
     uint64_t copied_bytes;
+    uint64_t begun_bytes; /* how much has been copied, or is in a stream to be copied */
+    unsigned handles;     /* memory that processes can map: what was created or imported */
+    unsigned mappings;
+    unsigned reservations; /* ranges of addresses */
+    unsigned imports;      /* so far */
 };
 
 /* What CUDA keeps for the calling thread. */
@@ -74,6 +84,10 @@ struct fake_cuda {
     void (*free)(void *memory);
     /* By what RDMA cards may access devices; at first by both. */
     void (*set_direct)(bool has_dma_buf, bool has_peermem);
+    /* Whether devices have memory that other processes can map; at first they have. */
+    void (*set_sharing)(bool has_sharing);
+    /* Whether devices order what cards write; at first they do. */
+    void (*order_writes)(bool are_ordered);
     /* Whether synchronous copies in this allocation are over when their calls return. */
     bool (*is_synchronous)(const void *memory);
     /* Where a card finds the bytes at an address: on the host that is the address itself. */

@@ -7,6 +7,7 @@
 #include "fakes/cuda/state.h"
 
 #define PAGE_BYTES 4096
+#define ALREADY_REGISTERED 712
 
 static struct memory *memories;
 
@@ -50,7 +51,8 @@ struct memory *memory_create_locked(enum memory_kind kind, int device, size_t si
 {
     struct memory *memory = calloc(1, sizeof(*memory));
     if (kind == MEMORY_DEVICE && !is_foreign &&
-        size_bytes > state_capacity_bytes - state_devices[device].allocated_bytes) {
+        (state_devices[device].allocated_bytes > state_capacity_bytes ||
+         size_bytes > state_capacity_bytes - state_devices[device].allocated_bytes)) {
         free(memory);
         return NULL;
     }
@@ -77,7 +79,10 @@ void memory_free_locked(struct memory *memory)
     if (memory->is_freed) misuse("%p is freed twice", (void *)memory->address);
     memory->is_freed = true;
     if (memory->kind == MEMORY_DEVICE) {
-        memset(memory_view_locked(memory->address), FAKE_POISON, memory->size_bytes);
+        /* A card that has pinned the pages finds poison there; all others go back to the system. */
+        unsigned char *view = memory_view_locked(memory->address);
+        memset(view, FAKE_POISON, memory->size_bytes);
+        if (memory->size_bytes > 0) madvise(view, whole_pages(memory->size_bytes), MADV_REMOVE);
     } else {
         mprotect(memory->address, whole_pages(memory->size_bytes), PROT_NONE);
     }
@@ -86,9 +91,71 @@ void memory_free_locked(struct memory *memory)
     *(memory->kind == MEMORY_DEVICE ? &state_counts.device_allocations : &state_counts.host_allocations) -= 1;
 }
 
+/* Whether all of it is mapped. */
+static bool is_mapped(const struct memory *memory)
+{
+    size_t in_page_bytes = (uintptr_t)memory->address % PAGE_BYTES;
+    return msync(memory->address - in_page_bytes, memory->size_bytes + in_page_bytes, MS_ASYNC) == 0;
+}
+
+tl_cuda_error memory_register_locked(int device, void *address, size_t size_bytes)
+{
+    unsigned char *begin = address;
+    for (struct memory *other = memories; other; other = other->next) {
+        if (other->is_freed || begin >= other->address + other->size_bytes || other->address >= begin + size_bytes)
+            continue;
+        if (other->is_registered && !is_mapped(other)) misuse("%p was unmapped while it was registered", address);
+        return ALREADY_REGISTERED;
+    }
+    struct memory *memory = calloc(1, sizeof(*memory));
+    *memory = (struct memory){.next = memories,
+                              .address = begin,
+                              .size_bytes = size_bytes,
+                              .kind = MEMORY_HOST,
+                              .device = device,
+                              .is_registered = true};
+    if (size_bytes == 0 || !is_mapped(memory)) misuse("%zu bytes at %p cannot be registered", size_bytes, address);
+    memories = memory;
+    state_counts.registrations++;
+    return TL_CUDA_OK;
+}
+
+void memory_unregister_locked(void *address)
+{
+    struct memory **place = &memories;
+    while (*place && (*place)->address != address)
+        place = &(*place)->next;
+    struct memory *memory = *place;
+    if (!memory || !memory->is_registered) misuse("%p is not registered", address);
+    if (!is_mapped(memory)) misuse("%p was unmapped while it was registered", address);
+    *place = memory->next;
+    free(memory);
+    state_counts.registrations--;
+}
+
+struct memory *memory_add_mapping_locked(int device, unsigned char *address, unsigned char *view, size_t size_bytes)
+{
+    struct memory *memory = calloc(1, sizeof(*memory));
+    if (!memory) return NULL;
+    *memory = (struct memory){.next = memories,
+                              .address = address,
+                              .view = view,
+                              .size_bytes = size_bytes,
+                              .kind = MEMORY_DEVICE,
+                              .device = device};
+    memories = memory;
+    return memory;
+}
+
 void memory_forget_locked(int device)
 {
+    fake_sharing_forget_locked(device);
     for (struct memory *memory = memories; memory; memory = memory->next) {
+        if (memory->is_registered && memory->device == device && !memory->is_foreign) {
+            memory->is_foreign = true;
+            state_counts.registrations--;
+        }
+        if (memory->view) continue;
         if (memory->kind != MEMORY_DEVICE || memory->device != device || memory->is_freed || memory->is_foreign)
             continue;
         memory->is_foreign = true;
@@ -113,8 +180,17 @@ void memory_check_locked(const void *address, size_t len_bytes)
         misuse("%zu bytes at %p reach beyond their allocation", len_bytes, address);
 }
 
+void memory_check_access_locked(const void *address, int device, int access)
+{
+    const struct memory *memory = memory_find_locked(address);
+    if (memory->view && (memory->access[device] & access) != access)
+        misuse("gpu:%d may not %s %p", device, access == TL_CUDA_ACCESS_READ ? "read" : "write", address);
+}
+
 unsigned char *memory_view_locked(const void *address)
 {
+    const struct memory *memory = memory_find_locked(address);
+    if (memory && memory->view) return memory->view + ((const unsigned char *)address - memory->address);
     for (unsigned i = 0; i < FAKE_CUDA_DEVICES; i++) {
         struct device *device = &state_devices[i];
         const unsigned char *byte = address;

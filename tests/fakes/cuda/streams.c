@@ -58,10 +58,14 @@ static struct stream *choose(void)
     return chosen;
 }
 
-static void run_copy(const struct op *op)
+static void run_copy(const struct op *op, int device)
 {
     memory_check_locked(op->to, op->len_bytes);
     memory_check_locked(op->from, op->len_bytes);
+    if (!op->is_between_devices) {
+        memory_check_access_locked(op->to, device, TL_CUDA_ACCESS_READ_WRITE);
+        memory_check_access_locked(op->from, device, TL_CUDA_ACCESS_READ);
+    }
     memmove(memory_view_locked(op->to), memory_view_locked(op->from), op->len_bytes);
     state_counts.copies++;
     state_counts.copied_bytes += op->len_bytes;
@@ -70,7 +74,7 @@ static void run_copy(const struct op *op)
 static void run_first(struct stream *stream)
 {
     struct op *op = stream->first;
-    if (op->len_bytes > 0) run_copy(op);
+    if (op->len_bytes > 0) run_copy(op, stream->device);
     if (op->event && op->event->reached < op->number) op->event->reached = op->number;
     if (op->run) {
         is_running = true;
@@ -173,6 +177,12 @@ void streams_drop_locked(int device)
         }
         stream->end = &stream->first;
     }
+    pthread_cond_broadcast(&changed);
+}
+
+void stream_hold_locked(struct stream *stream, bool is_held)
+{
+    stream->is_held = is_held;
     pthread_cond_broadcast(&changed);
 }
 

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The requests of a link, out and in, in either form, and the keys that have numbers on it.
+ *
+ * Happy path: both Hellos say that their senders read packed records, and how many keys they keep; requests then travel
+ * packed. A key's text travels once, and gets the next number of the link at both ends; from then on the number
+ * travels. When all numbers are used, further keys travel as text each time. A peer that does not read packed records
+ * gets the messages of protobuf, and may send these in any case. Failure modes: a record that is none, a number that
+ * was not sent, or a text that is no key ends the link.
+ *
+ * What a peer can make us keep is bounded. A task of the cluster has one link, for TL_MAX_KEY_NUMBERS keys. Clients,
+ * of which there may be many, share the numbers of two such links; one that comes too late gets none.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "control/link_frame.h"
+
+/* Keys that are kept for one client. */
+#define CLIENT_KEYS (TL_MAX_KEY_NUMBERS / 2)
+
+/* -------------------------------------------------------------------------------------------------------- keys -- */
+
+struct tl_shares *tl_link_create_key_shares(void)
+{
+    return tl_shares_create("keys of clients", 2 * TL_MAX_KEY_NUMBERS);
+}
+
+void link_keys_offer(struct tl_link *link)
+{
+    struct tl_kept_keys *keys = &link->keys.kept;
+    if (link->is_ours || link->peer.name[0] != '\0') {
+        keys->limit = TL_MAX_KEY_NUMBERS;
+    } else if (tl_shares_take(link->control->client_keys, &link->peer.client, CLIENT_KEYS, &link->keys.share, NULL) ==
+               TL_OK) {
+        keys->limit = CLIENT_KEYS;
+    }
+}
+
+void link_keys_agree(struct tl_link *link, const Tensorlane__V1__Hello *hello)
+{
+    link->is_packed = hello->reads_packed != 0;
+    if (link->is_packed) tl_key_numbers_init(&link->keys.sent, hello->kept_keys);
+}
+
+void link_keys_fini(struct tl_link *link)
+{
+    if (link->keys.share != NULL) tl_shares_give(link->keys.share, CLIENT_KEYS);
+    tl_key_numbers_fini(&link->keys.sent);
+    tl_kept_keys_fini(&link->keys.kept);
+}
+
+/* --------------------------------------------------------------------------------------------------------- out -- */
+
+static void fill_request(const struct link_fetch *entry, Tensorlane__V1__Request *ret_request)
+{
+    const struct tl_fetch *fetch = entry->fetch;
+    tensorlane__v1__request__init(ret_request);
+    ret_request->number = entry->number;
+    ret_request->key = (char *)fetch->key;
+    ret_request->step = fetch->step;
+    ret_request->subscription = fetch->subscription;
+    ret_request->wants_checksum = fetch->wants_checksum;
+    ret_request->priority = fetch->priority;
+    if (fetch->received_bytes > 0) {
+        ret_request->publication = fetch->publication;
+        ret_request->resume_offset = fetch->received_bytes;
+    }
+}
+
+static void pack_request(struct tl_link *link, struct tl_packer *packer, const struct link_fetch *entry)
+{
+    Tensorlane__V1__Request request;
+    struct tl_packed_key key = {.text = NULL};
+    fill_request(entry, &request);
+    size_t key_bytes = strlen(request.key);
+    enum tl_key_status status = tl_key_numbers_get(&link->keys.sent, request.key, key_bytes, &key.number);
+    if (status != TL_KEY_WAS_SENT) {
+        key = (struct tl_packed_key){.text = request.key, .text_bytes = key_bytes, .is_kept = status == TL_KEY_IS_NEW};
+    }
+    tl_pack_request(packer, &request, &key);
+}
+
+void link_requests_add(struct tl_link *link, struct tl_frame_builder *builder)
+{
+    /* An answer will show that the peer has handled this frame, and with it these. */
+    uint64_t framed_before = link->confirmed_count + link->framed_count + builder->frame.n_received;
+    while (!tl_list_is_empty(&link->to_request) && builder->request_count < LINK_FRAME_REQUESTS &&
+           builder->head_bytes < LINK_FRAME_HEAD_BYTES) {
+        struct link_fetch *entry =
+            TL_CONTAINER_OF(tl_list_pop_front(&link->to_request), struct link_fetch, request_link);
+        tl_list_push_back(&link->asked, &entry->request_link);
+        entry->is_asked = true;
+        entry->framed_before = framed_before;
+        entry->fetch->is_unsettled = false; /* it has its end here, or the link breaks */
+        size_t packed_before = builder->packed_requests.used;
+        if (link->is_packed) {
+            pack_request(link, &builder->packed_requests, entry);
+            builder->head_bytes += builder->packed_requests.used - packed_before;
+        } else {
+            fill_request(entry, &builder->requests[builder->request_count]);
+            builder->head_bytes += strlen(entry->fetch->key) + 64;
+        }
+        builder->request_count++;
+    }
+    if (!link->is_packed) builder->frame.n_requests = builder->request_count;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- in -- */
+
+/* Gives the key as the serve needs it: kept by the link, or a text that the serve copies. False: the link ends. */
+static bool find_key(struct tl_link *link, const struct tl_packed_key *key, struct link_key *ret_key)
+{
+    struct tl_kept_keys *kept = &link->keys.kept;
+    *ret_key = (struct link_key){.text = key->text, .text_bytes = key->text_bytes};
+    if (key->text == NULL) {
+        ret_key->text = tl_kept_keys_get(kept, key->number);
+        ret_key->is_kept = true;
+        if (ret_key->text == NULL) link_protocol_error(link, "the key number %u was not sent", key->number);
+    } else if (key->text_bytes == 0 || key->text_bytes > TL_MAX_KEY_BYTES ||
+               !tl_text_is_utf8(key->text, key->text_bytes)) {
+        link_protocol_error(link, "a key of %zu bytes that is missing, too long or not UTF-8", key->text_bytes);
+        ret_key->text = NULL;
+    } else if (key->is_kept && kept->count >= kept->limit) {
+        link_protocol_error(link, "more than %u keys with numbers", kept->limit);
+        ret_key->text = NULL;
+    } else if (key->is_kept) {
+        ret_key->text = tl_kept_keys_add(kept, key->text, key->text_bytes);
+        ret_key->is_kept = true;
+        struct tl_error error;
+        tl_error_set(&error, TL_UNAVAILABLE, "%s: no memory for a key", link->control->options.self.name);
+        if (ret_key->text == NULL) tl_link_close(link, &error);
+    }
+    return ret_key->text != NULL;
+}
+
+static bool has_too_many(struct tl_link *link, size_t count)
+{
+    if (count <= LINK_MAX_REQUESTS) return false;
+    link_protocol_error(link, "%zu requests in a frame; at most %d are possible", count, LINK_MAX_REQUESTS);
+    return true;
+}
+
+/* Those from number `begin` on to number `end`, as all below. */
+static void handle_plain(struct tl_link *link, const Tensorlane__V1__Frame *frame, size_t begin, size_t end)
+{
+    for (size_t i = begin; i < frame->n_requests && i < end && link->state != LINK_CLOSING; i++) {
+        struct tl_error error;
+        const char *text = frame->requests[i]->key;
+        if (tl_wire_text(text, 1, TL_MAX_KEY_BYTES, "key", &error) != TL_OK) {
+            link_protocol_error(link, "%s", error.message);
+            return;
+        }
+        const struct link_key key = {.text = text, .text_bytes = strlen(text)};
+        link_serve_start(link, frame->requests[i], &key);
+    }
+}
+
+/* Records in front of `begin` are read again for the differences of those behind them. */
+static void handle_packed(struct tl_link *link, const Tensorlane__V1__Frame *frame, size_t begin, size_t end)
+{
+    const ProtobufCBinaryData *field = &frame->packed_requests;
+    struct tl_unpacker unpacker = tl_unpacker_begin(field);
+    for (size_t i = frame->n_requests; !tl_unpacker_is_at_end(&unpacker) && link->state != LINK_CLOSING; i++) {
+        Tensorlane__V1__Request request;
+        struct tl_packed_key packed_key;
+        struct link_key key;
+        struct tl_error error;
+        if (i >= end) {
+            link->handled_requests = end;
+            return;
+        }
+        if (has_too_many(link, i + 1)) return;
+        if (tl_unpack_request(&unpacker, &request, &packed_key, &error) != TL_OK) {
+            link_protocol_error(link, "%s", error.message);
+            return;
+        }
+        if (i < begin) continue;
+        if (!find_key(link, &packed_key, &key)) return;
+        link_serve_start(link, &request, &key);
+    }
+}
+
+void link_requests_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame)
+{
+    size_t begin = link->handled_requests;
+    size_t end = begin + LINK_ROUND_REQUESTS;
+    link->handled_requests = 0;
+    if (has_too_many(link, frame->n_requests)) return;
+    handle_plain(link, frame, begin, end);
+    if (link->state == LINK_CLOSING) return;
+    if (frame->n_requests > end) {
+        link->handled_requests = end;
+    } else {
+        handle_packed(link, frame, begin, end);
+    }
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The numbers of keys on one connection, and the short form of REQUEST.
+ *
+ * Happy path: the first REQUEST for a key carries its text and the number that the asker gives it; later ones carry the
+ * number, and say with one bit that the meta-data is as before. Numbers and steps are differences to those of the
+ * REQUEST before, and the expected step to that of the number's latest REQUEST. Each direction has its own table, which
+ * ends with the connection.
+ *
+ * Failure modes: a number that was not given, or is beyond those that were offered, breaks the protocol. An asker
+ * without memory, or without a free number, sends texts.
+ */
+#include <inttypes.h>
+
+#include "base/arith.h"
+#include "base/error.h"
+#include "dataplane/engine/conn_internal.h"
+
+/* How many keys of a client are kept, of which there may be many. */
+#define CLIENT_KEYS 1024
+
+static const struct tl_error out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory for a key"};
+
+uint32_t conn_key_limit(const struct tl_conn *conn)
+{
+    uint32_t key_count = conn->engine->options.key_count;
+    return conn->peer.name[0] != '\0' ? key_count : (uint32_t)tl_min_u64(key_count, CLIENT_KEYS);
+}
+
+void conn_keys_agree(struct tl_conn *conn, uint32_t key_count)
+{
+    conn->requests.keys.limit = (uint32_t)tl_min_u64(key_count, conn->engine->options.key_count);
+    conn->responses.keys.limit = conn_key_limit(conn);
+}
+
+/* --------------------------------------------------------------------------------------------------------- out -- */
+
+void conn_shorten_request(struct tl_conn *conn, uint32_t key_number, struct tl_message *message)
+{
+    struct conn_latest *latest = &conn->requests.latest;
+    uint64_t base;
+    message->key_number = key_number;
+    message->key_form = tl_asked_keys_tell(&conn->requests.keys, message, &base);
+    if (message->key_form == TL_KEY_AS_BEFORE) message->has_meta_data = false;
+    const struct conn_latest now = {.number = message->number, .step = message->step};
+    message->number = tl_difference(now.number, latest->number);
+    message->step = tl_difference(now.step, latest->step);
+    message->expected_step = tl_difference(message->expected_step, base);
+    *latest = now;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- in -- */
+
+/* Finds the key of a REQUEST, which may be new. Returns NULL when the connection is closed. */
+static struct tl_kept_key *find_key(struct tl_conn *conn, const struct tl_message *message)
+{
+    struct tl_numbered_keys *keys = &conn->responses.keys;
+    uint32_t number = message->key_number;
+    if (message->key_form == TL_KEY_NEW && number < keys->limit) {
+        struct tl_kept_key *key = tl_numbered_keys_give(keys, number, message->key);
+        if (key != NULL) key->expected_step = message->step;
+        if (key == NULL) tl_conn_close(conn, &out_of_memory);
+        return key;
+    }
+    struct tl_kept_key *key = message->key_form != TL_KEY_NEW ? tl_numbered_keys_find(keys, number) : NULL;
+    bool is_known = key != NULL && (message->key_form == TL_KEY_KNOWN || key->expected != NULL);
+    if (is_known) return key;
+    conn_protocol_error(conn, "a REQUEST for the key with number %" PRIu32 ", %s", number,
+                        key != NULL                       ? "with the meta-data of earlier ones, which had none"
+                        : message->key_form == TL_KEY_NEW ? "which is beyond those that were offered"
+                                                          : "which was not given to a key");
+    return NULL;
+}
+
+bool conn_complete_request(struct tl_conn *conn, struct tl_message *message)
+{
+    struct conn_latest *latest = &conn->responses.latest;
+    message->number = latest->number = tl_from_difference(message->number, latest->number);
+    message->step = latest->step = tl_from_difference(message->step, latest->step);
+    if (message->key_form == TL_KEY_TEXT) {
+        message->expected_step = tl_from_difference(message->expected_step, message->step);
+        return true;
+    }
+    struct tl_kept_key *key = find_key(conn, message);
+    if (key == NULL) return false;
+    message->key = key->text;
+    message->key_bytes = key->text_bytes;
+    message->expected_step = key->expected_step = tl_from_difference(message->expected_step, key->expected_step);
+    if (message->key_form == TL_KEY_AS_BEFORE) {
+        message->has_meta_data = true;
+        tl_meta_data_copy(&message->meta_data, key->expected);
+    } else if (message->has_meta_data && !tl_kept_key_expect(key, &message->meta_data)) {
+        tl_conn_close(conn, &out_of_memory);
+        return false;
+    }
+    return true;
+}

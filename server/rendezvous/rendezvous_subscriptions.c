@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Rendezvous table: subscriptions. A subscription of a key has as many requests waiting as its asker has free buffers.
+ *
+ * A sent value that no receiver of exactly its key and step waits for goes to the subscription that has waited longest;
+ * a request of a subscription gets the sent value with the lowest step, else the published value unless the
+ * subscription has had it. The value is reserved for that request as for any other. An asker that gives a value up
+ * refuses its step: the subscription goes on behind it, so that it does not get the value again, and others may.
+ *
+ * A subscription without requests and values is kept for limits.subscription_ns, because its asker may have lost its
+ * connection, or all its buffers may be in use; then it knows which published value was the last. Each one counts as a
+ * waiting receiver of its client, so that a peer cannot make the table remember more than it may.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "server/rendezvous/rendezvous_table.h"
+
+static const struct tl_error no_memory = {.code = TL_RESOURCE_EXHAUSTED,
+                                          .message = "no memory to reserve the tensor for its subscription"};
+
+/* -------------------------------------------------------------------------------------------------------- life -- */
+
+static struct tl_table_subscription *find(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    struct tl_table_subscription *subscription;
+    unsigned hash = (unsigned)XXH3_64bits_withSeed(id, sizeof(*id), table->hash_seed);
+    HASH_FIND_BYHASHVALUE(hh, table->subscriptions, id, sizeof(*id), hash, subscription);
+    return subscription;
+}
+
+/* Puts a value that is not reserved into its key's list. Steps nearly always grow. */
+static void list_value(struct tl_table_value *value)
+{
+    struct tl_list *offered = &value->name->offered;
+    struct tl_list *place = offered;
+    if (tl_list_is_linked(&value->offered_link)) return;
+    while (place->prev != offered &&
+           TL_CONTAINER_OF(place->prev, struct tl_table_value, offered_link)->step->step > value->step->step)
+        place = place->prev;
+    tl_list_insert_before(place, &value->offered_link);
+}
+
+/* The first subscription of a key finds the values that are there. */
+static void list_values(struct tl_table_name *name)
+{
+    TL_LIST_FOREACH(&name->places, link)
+    {
+        struct tl_table_value *value = TL_CONTAINER_OF(link, struct tl_table_place, name_link)->value;
+        if (value && !value->is_reserved) list_value(value);
+    }
+}
+
+static void free_subscription(struct tl_rendezvous *table, struct tl_table_subscription *subscription)
+{
+    HASH_DELETE(hh, table->subscriptions, subscription);
+    tl_list_remove(&subscription->link);
+    subscription->name->subscription_count--;
+    tl_table_name_put(table, subscription->name);
+    tl_table_dismiss(table, subscription->share);
+    free(subscription);
+}
+
+/* Returns NULL without memory. */
+static struct tl_table_subscription *add(struct tl_rendezvous *table, const struct tl_request_id *id, const char *key)
+{
+    struct tl_table_subscription *subscription = calloc(1, sizeof(*subscription));
+    if (subscription == NULL) return NULL;
+    subscription->id = *id;
+    tl_list_init(&subscription->waiters);
+    tl_list_init(&subscription->link);
+    subscription->name = tl_table_name_get(table, key);
+    if (subscription->name == NULL) goto fail;
+    unsigned hash = (unsigned)XXH3_64bits_withSeed(id, sizeof(*id), table->hash_seed);
+    HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->subscriptions, &subscription->id, sizeof(*id), hash, subscription);
+    if (subscription->hh.tbl == NULL) goto fail;
+    if (subscription->name->subscription_count++ == 0) list_values(subscription->name);
+    return subscription;
+fail:
+    if (subscription->name) tl_table_name_put(table, subscription->name);
+    free(subscription);
+    return NULL;
+}
+
+static enum tl_status create(struct tl_rendezvous *table, const struct tl_receiver *receiver,
+                             const struct tl_request_id *id, struct tl_table_subscription **ret_subscription,
+                             struct tl_error *ret_error)
+{
+    struct tl_share *share;
+    enum tl_status status = tl_table_admit(table, receiver, &share, ret_error);
+    if (status != TL_OK) {
+        tl_error_prefix(ret_error, "the subscription of %s also counts as one: ", receiver->key);
+        return status;
+    }
+    struct tl_table_subscription *subscription = add(table, id, receiver->key);
+    if (subscription == NULL) {
+        tl_table_dismiss(table, share);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the subscription of %s", receiver->key);
+    }
+    subscription->share = share;
+    *ret_subscription = subscription;
+    return TL_OK;
+}
+
+enum tl_status tl_table_subscription_get(struct tl_rendezvous *table, const struct tl_receiver *receiver,
+                                         struct tl_table_subscription **ret_subscription, struct tl_error *ret_error)
+{
+    const struct tl_request_id id = {.incarnation = receiver->id.incarnation, .number = receiver->subscription};
+    struct tl_table_subscription *subscription = find(table, &id);
+    if (subscription == NULL) {
+        enum tl_status status = create(table, receiver, &id, &subscription, ret_error);
+        if (status != TL_OK) return status;
+    }
+    if (strcmp(subscription->name->key, receiver->key) != 0)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "subscription %" PRIu64 " is one of %s, not of %s; use a new number for each subscription",
+                            receiver->subscription, subscription->name->key, receiver->key);
+    if (subscription->use_count++ == 0) tl_list_remove(&subscription->link);
+    subscription->is_given_up = false;
+    *ret_subscription = subscription;
+    return TL_OK;
+}
+
+void tl_table_subscription_put(struct tl_rendezvous *table, struct tl_table_subscription *subscription)
+{
+    if (--subscription->use_count > 0) return;
+    if (subscription->is_given_up) {
+        free_subscription(table, subscription);
+        return;
+    }
+    subscription->deadline_ns = tl_clock_deadline_ns(table->limits.subscription_ns);
+    tl_list_remove(&subscription->link);
+    tl_list_push_back(&table->unused_subscriptions, &subscription->link);
+}
+
+bool tl_table_subscriptions_sweep(struct tl_rendezvous *table, bool is_all)
+{
+    int64_t now_ns = tl_clock_now_ns();
+    bool has_swept = false;
+    TL_LIST_FOREACH_SAFE(&table->unused_subscriptions, link)
+    {
+        struct tl_table_subscription *subscription = TL_CONTAINER_OF(link, struct tl_table_subscription, link);
+        if (!is_all && subscription->deadline_ns > now_ns) break;
+        free_subscription(table, subscription);
+        has_swept = true;
+    }
+    return has_swept;
+}
+
+/* The asker needs the subscription no more. It is forgotten now, or when nothing uses it. */
+static void give_up(struct tl_rendezvous *table, struct tl_table_subscription *subscription)
+{
+    subscription->is_given_up = true;
+    if (subscription->use_count == 0) free_subscription(table, subscription);
+}
+
+void tl_rendezvous_unsubscribe(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    tl_table_lock(table);
+    struct tl_table_subscription *subscription = find(table, id);
+    if (subscription) give_up(table, subscription);
+    tl_table_unlock(table);
+}
+
+void tl_table_subscriptions_end(struct tl_rendezvous *table, uint64_t incarnation)
+{
+    struct tl_table_subscription *subscription, *next;
+    HASH_ITER(hh, table->subscriptions, subscription, next)
+    {
+        if (subscription->id.incarnation == incarnation) give_up(table, subscription);
+    }
+}
+
+void tl_table_subscriptions_clear(struct tl_rendezvous *table, const struct tl_error *status,
+                                  struct tl_list *deferred_calls)
+{
+    struct tl_table_subscription *subscription, *next;
+    HASH_ITER(hh, table->subscriptions, subscription, next)
+    {
+        subscription->use_count++;
+        while (!tl_list_is_empty(&subscription->waiters))
+            tl_table_waiter_conclude(table,
+                                     TL_CONTAINER_OF(subscription->waiters.next, struct tl_table_waiter, place_link),
+                                     status, deferred_calls);
+        tl_table_subscription_put(table, subscription);
+    }
+    (void)tl_table_subscriptions_sweep(table, true);
+}
+
+/* ------------------------------------------------------------------------------------------------ who gets what -- */
+
+void tl_table_subscription_requeue(struct tl_table_subscription *subscription)
+{
+    tl_list_remove(&subscription->link);
+    if (tl_list_is_empty(&subscription->waiters)) return;
+    tl_list_push_back(&subscription->name->subscriptions, &subscription->link);
+}
+
+void tl_table_subscription_refuse(struct tl_table_value *value)
+{
+    struct tl_table_subscription *subscription = value->subscription;
+    if (subscription == NULL || value->step->step < subscription->from_step) return;
+    subscription->from_step = value->step->step < UINT64_MAX ? value->step->step + 1 : UINT64_MAX;
+}
+
+/* Whether the subscription may have the value for this request. A request that has given the value back, because it
+ * comes over another path, may have it again. */
+static bool may_have(const struct tl_table_subscription *subscription, const struct tl_receiver *receiver,
+                     const struct tl_table_value *value)
+{
+    uint64_t step = value->step->step;
+    bool had_it = value->id.number == receiver->id.number && value->id.incarnation == receiver->id.incarnation;
+    return had_it || (step >= receiver->step && step >= subscription->from_step);
+}
+
+/* Returns the value with the lowest step that the request may have; NULL: none. */
+static struct tl_table_value *first_value(const struct tl_table_subscription *subscription,
+                                          const struct tl_receiver *receiver)
+{
+    TL_LIST_FOREACH(&subscription->name->offered, link)
+    {
+        struct tl_table_value *value = TL_CONTAINER_OF(link, struct tl_table_value, offered_link);
+        if (may_have(subscription, receiver, value)) return value;
+    }
+    return NULL;
+}
+
+/* Returns whether the request may have the publication, and notes that it has it. */
+static bool take_publication(struct tl_table_subscription *subscription, const struct tl_receiver *receiver,
+                             const struct tl_table_publication *publication)
+{
+    bool had_it = subscription->publication == publication->number;
+    if (publication->step < receiver->step) return false;
+    if (had_it && subscription->publication_request != receiver->id.number) return false;
+    subscription->publication = publication->number;
+    subscription->publication_request = receiver->id.number;
+    return true;
+}
+
+bool tl_table_subscription_answer(struct tl_rendezvous *table, struct tl_table_subscription *subscription,
+                                  const struct tl_receiver *receiver, struct tl_error *ret_status,
+                                  struct tl_offer *ret_offer)
+{
+    struct tl_table_value *value = first_value(subscription, receiver);
+    const struct tl_table_publication *publication = subscription->name->publication;
+    if (value && tl_table_value_reserve(table, value, &receiver->id, subscription)) {
+        tl_table_value_offer(value, ret_offer);
+        return true;
+    }
+    if (value) {
+        *ret_status = no_memory;
+        return true;
+    }
+    if (publication == NULL || !take_publication(subscription, receiver, publication)) return false;
+    tl_table_publication_offer(publication, ret_offer);
+    return true;
+}
+
+static struct tl_table_waiter *first_waiter(struct tl_list *link)
+{
+    struct tl_table_subscription *subscription = TL_CONTAINER_OF(link, struct tl_table_subscription, link);
+    return TL_CONTAINER_OF(subscription->waiters.next, struct tl_table_waiter, place_link);
+}
+
+/* Returns the request that gets the value; NULL: none waits for it. */
+static struct tl_table_waiter *find_waiter(const struct tl_table_value *value)
+{
+    TL_LIST_FOREACH(&value->name->subscriptions, link)
+    {
+        struct tl_table_waiter *waiter = first_waiter(link);
+        if (may_have(waiter->subscription, waiter->receiver, value)) return waiter;
+    }
+    return NULL;
+}
+
+void tl_table_subscriptions_offer_value(struct tl_rendezvous *table, struct tl_table_value *value,
+                                        struct tl_list *deferred_calls)
+{
+    struct tl_table_waiter *waiter;
+    while (!value->is_reserved && (waiter = find_waiter(value)) != NULL) {
+        if (!tl_table_value_reserve(table, value, &waiter->id, waiter->subscription)) {
+            tl_table_waiter_conclude(table, waiter, &no_memory, deferred_calls);
+            continue;
+        }
+        tl_table_value_offer(value, &waiter->offer);
+        tl_table_waiter_conclude(table, waiter, NULL, deferred_calls);
+    }
+    if (!value->is_reserved && value->name->subscription_count > 0) list_value(value);
+}
+
+void tl_table_subscriptions_offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,
+                                              struct tl_list *deferred_calls)
+{
+    /* A subscription that gets it goes to the end of the list, and is met there once more. */
+    TL_LIST_FOREACH_SAFE(&publication->name->subscriptions, link)
+    {
+        struct tl_table_waiter *waiter = first_waiter(link);
+        if (waiter->subscription->publication == publication->number) break;
+        if (!take_publication(waiter->subscription, waiter->receiver, publication)) continue;
+        tl_table_publication_offer(publication, &waiter->offer);
+        tl_table_waiter_conclude(table, waiter, NULL, deferred_calls);
+    }
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the slots of a subscription ask: a peer, by a fetch, or the table of this worker, whose values are copied. */
+#include <string.h>
+
+#include "base/error.h"
+#include "server/transfers/subscription_internal.h"
+
+/* ----------------------------------------------------------------------------------------- from another worker -- */
+
+static bool fits(const struct slot *slot, const struct tl_meta_data *meta_data)
+{
+    return slot->memory != NULL && !meta_data->is_dead && meta_data->dtype != TL_STRING &&
+           tl_meta_data_is_equal(tl_tensor_meta_data(slot->memory), meta_data);
+}
+
+static enum tl_status does_not_fit(const struct slot *slot, const struct tl_meta_data *meta_data,
+                                   struct tl_error *ret_error)
+{
+    const struct tl_subscription *subscription = slot->subscription;
+    const struct tl_meta_data *wanted = tl_tensor_meta_data(slot->memory);
+    char wanted_shape[TL_SHAPE_TEXT_BYTES], shape[TL_SHAPE_TEXT_BYTES];
+    tl_shape_format(&wanted->shape, wanted_shape, sizeof(wanted_shape));
+    tl_shape_format(&meta_data->shape, shape, sizeof(shape));
+    return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                        "%s of %s is %s%s %s and does not fit the destinations, which are %s %s", subscription->key,
+                        tl_peer_name(subscription->peer), meta_data->is_dead ? "dead, " : "",
+                        tl_dtype_name(meta_data->dtype), shape, tl_dtype_name(wanted->dtype), wanted_shape);
+}
+
+/* Chooses where a value goes. Thread: the transport's. */
+static enum tl_status place(struct slot *slot, const struct tl_meta_data *meta_data,
+                            const struct tl_allocator *allocator, struct tl_tensor **ret_destination,
+                            struct tl_error *ret_error)
+{
+    const struct tl_device host = {.kind = TL_DEVICE_HOST};
+    if (fits(slot, meta_data)) {
+        *ret_destination = tl_tensor_get(slot->memory);
+        return TL_OK;
+    }
+    if (slot->subscription->has_destinations) return does_not_fit(slot, meta_data, ret_error);
+    enum tl_status status = allocator != NULL
+                                ? allocator->create(allocator->context, host, meta_data, ret_destination, ret_error)
+                                : tl_tensor_create_for(meta_data, ret_destination, ret_error);
+    if (status != TL_OK) tl_error_prefix(ret_error, "tensor '%s': ", slot->subscription->key);
+    return status;
+}
+
+static enum tl_status fetch_place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
+                                  struct tl_tensor **ret_destination, struct tl_error *ret_error)
+{
+    struct slot *slot = TL_CONTAINER_OF(fetch, struct slot, request.fetch);
+    return place(slot, meta_data, fetch->allocator, ret_destination, ret_error);
+}
+
+static const char *reason_of(const struct tl_peer_request *request, enum tl_path path)
+{
+    if (path == TL_PATH_BOUNCE || path == TL_PATH_GPU_PROXY) return request->fetch.path_reason;
+    bool is_on_link = (path == TL_PATH_GRPC || path == TL_PATH_SERIALIZED) && request->path_reason != NULL;
+    return is_on_link ? request->path_reason : "";
+}
+
+void slot_forget_connection(struct slot *slot)
+{
+    slot->request.fetch.is_begun = false;
+    slot->request.fetch.asked_order = 0;
+    slot->is_asked_again = true;
+}
+
+static void fetch_failed(struct slot *slot, const struct tl_error *error)
+{
+    struct tl_fetch *fetch = &slot->request.fetch;
+    const struct tl_subscription *subscription = slot->subscription;
+    bool may_ask_again = !fetch->is_final && !subscription->is_ending;
+    if (may_ask_again && fetch->is_rerouted && !subscription->worker->data_plane.is_transport_required) {
+        slot_forget_connection(slot);
+        tl_peer_fetch_on_link(subscription->peer, &slot->request, fetch->path_reason);
+    } else if (may_ask_again && error->code == TL_UNAVAILABLE) {
+        slot->state = SLOT_BROKEN;
+        subscription_retry_later(slot->subscription);
+    } else {
+        /* A final status is the peer's; but a value that it cannot send is not the last one. */
+        bool is_refusal = fetch->is_final && error->code != TL_DATA_LOSS;
+        tl_peer_give_up(&slot->request);
+        slot_failed(slot, error, fetch->offer_step, is_refusal);
+    }
+}
+
+static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
+{
+    struct slot *slot = TL_CONTAINER_OF(fetch, struct slot, request.fetch);
+    struct tl_subscription *subscription = slot->subscription;
+    tl_peer_fetch_done(&slot->request);
+    subscription_hold(subscription);
+    if (result->code == TL_OK) {
+        struct tl_tensor *tensor = fetch->destination;
+        fetch->destination = NULL;
+        slot->value->is_verified = fetch->is_verified;
+        slot->value->path_reason = reason_of(&slot->request, fetch->path);
+        slot_arrived(slot, tensor, fetch->offer_step, fetch->path);
+    } else {
+        fetch_failed(slot, result);
+    }
+    subscription_let_go(subscription);
+}
+
+static const struct tl_meta_data *fetch_wanted(const struct tl_fetch *fetch)
+{
+    const struct slot *slot = TL_CONTAINER_OF(fetch, const struct slot, request.fetch);
+    return slot->subscription->has_destinations ? tl_tensor_meta_data(slot->memory) : NULL;
+}
+
+static const struct tl_fetch_ops fetch_ops = {.place = fetch_place, .wanted = fetch_wanted, .done = fetch_done};
+
+/* --------------------------------------------------------------------------------------------- from this worker -- */
+
+/* Copies a value of this worker. */
+static enum tl_status copy_own(struct slot *slot, struct tl_tensor *source, struct tl_tensor **ret_tensor,
+                               struct tl_error *ret_error)
+{
+    size_t size_bytes = (size_t)tl_tensor_size_bytes(source);
+    if (tl_tensor_is_on_device(source)) {
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED,
+                            "%s lies on a device of this worker, whose own subscriptions take values of the host only",
+                            slot->subscription->key);
+    }
+    enum tl_status status = place(slot, tl_tensor_meta_data(source), NULL, ret_tensor, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
+    if (status == TL_OK && size_bytes > 0) memcpy(tl_tensor_data(*ret_tensor), tl_tensor_data(source), size_bytes);
+    /* Checked again, because a file that is cut meanwhile is read as zeros. */
+    if (status == TL_OK) status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
+    if (status != TL_OK) tl_tensor_put(*ret_tensor);
+    return status;
+}
+
+static void take_own(struct slot *slot)
+{
+    struct tl_offer *offer = &slot->own.offer;
+    struct tl_rendezvous *table = slot->subscription->worker->table;
+    const struct tl_request_id id = slot->own.receiver.id;
+    struct tl_tensor *tensor;
+    struct tl_error error;
+    enum tl_status status = copy_own(slot, offer->tensor, &tensor, &error);
+    tl_tensor_put(offer->tensor);
+    if (status == TL_OK) {
+        if (offer->is_one_shot) tl_rendezvous_acknowledge(table, &id);
+        slot->value->path_reason = "";
+        slot->value->is_verified = slot->subscription->wants_checksum;
+        slot_arrived(slot, tensor, offer->step, TL_PATH_SELF);
+    } else {
+        if (offer->is_one_shot) tl_rendezvous_release(table, &id);
+        slot_failed(slot, &error, offer->step, false);
+    }
+}
+
+static void own_answered(struct slot *slot, const struct tl_error *status)
+{
+    struct tl_subscription *subscription = slot->subscription;
+    subscription_hold(subscription);
+    if (status->code == TL_OK) {
+        take_own(slot);
+    } else {
+        slot_failed(slot, status, 0, true);
+    }
+    subscription_let_go(subscription);
+}
+
+static void own_answer_came(struct tl_closure *closure)
+{
+    struct slot *slot = TL_CONTAINER_OF(closure, struct slot, own.closure);
+    const struct tl_error *status = slot->own.status;
+    slot->own.status = NULL;
+    own_answered(slot, tl_error_kept(status));
+    tl_error_drop(status);
+}
+
+/* Thread: the loop's owner, or the reactor's. */
+static void own_deliver(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer)
+{
+    struct slot *slot = TL_CONTAINER_OF(receiver, struct slot, own.receiver);
+    const struct tl_executor *executor = &slot->subscription->worker->executor;
+    if (offer != NULL) slot->own.offer = *offer;
+    if (tl_executor_is_here(executor)) {
+        own_answered(slot, status);
+        return;
+    }
+    slot->own.status = tl_error_keep(status);
+    executor->post(executor, &slot->own.closure);
+}
+
+/* ------------------------------------------------------------------------------------------------------- asking -- */
+
+void slot_ask_own(struct slot *slot, struct tl_request_id id)
+{
+    const struct tl_subscription *subscription = slot->subscription;
+    slot->own.closure.run = own_answer_came;
+    slot->own.receiver = (struct tl_receiver){.id = id,
+                                              .key = subscription->key,
+                                              .step = subscription->from_step,
+                                              .subscription = subscription->id,
+                                              .deliver = own_deliver};
+    tl_rendezvous_receive(subscription->worker->table, &slot->own.receiver);
+}
+
+void slot_ask_peer(struct slot *slot, struct tl_request_id id)
+{
+    const struct tl_subscription *subscription = slot->subscription;
+    struct tl_fetch *fetch = &slot->request.fetch;
+    tl_fetch_fini(fetch);
+    tl_fetch_init(fetch, &fetch_ops);
+    fetch->id = id;
+    fetch->key = subscription->key;
+    fetch->step = subscription->from_step;
+    fetch->subscription = subscription->id;
+    fetch->wants_checksum = subscription->wants_checksum;
+    tl_peer_fetch(subscription->peer, &slot->request);
+}
+
+void slot_init_request(struct slot *slot)
+{
+    tl_fetch_init(&slot->request.fetch, &fetch_ops);
+}

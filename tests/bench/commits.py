@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds libraries of other commits, and programs of this tree with the library of either."""
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+from processes import Failure
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def run(*command):
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise Failure(f"{' '.join(map(str, command))}\n{(result.stderr + result.stdout)[-4000:]}")
+
+
+def resolve(commit):
+    """The whole hash of a commit of this repository."""
+    result = subprocess.run(["git", "-C", ROOT, "rev-parse", "--verify", "--quiet", commit + "^{commit}"],
+                            capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise Failure(f"{commit} is no commit of this repository; git log shows which there are")
+    return result.stdout.strip()
+
+
+def build(commit, folder):
+    """Builds the commit's library; returns its source and its build folder."""
+    source, output = folder / "source", folder / "build"
+    if not source.exists():
+        unfinished = folder / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
+            run("git", "-C", ROOT, "archive", "--output", archive.name, commit)
+            run("tar", "-xf", archive.name, "-C", unfinished)
+        unfinished.rename(source)
+    run("cmake", "-S", source, "-B", output, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+        "-DTENSORLANE_TESTS=OFF", "-DTENSORLANE_WERROR=OFF")
+    run("cmake", "--build", output, "--target", "tensorlane", "--", "--quiet")
+    return source, output
+
+
+def build_program(sources, source, build_folder, output, *options):
+    """Compiles C files of this tree with the headers and the library of a tree, its own or another."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    library = build_folder / "lib"
+    run("cc", "-O2", "-g", "-std=gnu11", "-D_GNU_SOURCE", *options, f"-I{source / 'include'}", f"-I{ROOT}", *sources,
+        f"-L{library}", "-ltensorlane", "-lm", f"-Wl,-rpath,{library}", "-o", output)
+    return output

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others take for the same tensors as some rows: gRPC C++ with a call for each tensor, TensorFlow with a fetch of
+as many variables, UCX with a message for each, NIXL with one transfer of as many descriptors."""
+import contextlib
+import dataclasses
+import pathlib
+import subprocess
+
+import pypi
+from dataplane import common
+from processes import Failure, Process, free_ports
+from rows import ADDRESS
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "peers"
+UCX_PORT = 18625
+UCX_TRANSPORTS = "self,posix,cma"
+UCX_COUNT = 100_000
+NIXL_GAP = 64
+CTR_SMALL = "ctr-small published, library memory"
+ASIDE = {"tensorflow": "TensorFlow", "nixl": "NIXL"}  # from PyPI
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerRow:
+    """command: of the peer's program, without its count. transport, title: our row beside it. targets: progress -> how
+    many times less groups shall take than the peer; 0.7 admits 1 / 0.7 times its time."""
+    peer: str
+    name: str
+    command: str
+    transport: str
+    title: str
+    workload: str
+    tensors: int
+    targets: dict = dataclasses.field(hash=False)
+
+
+def both(target):
+    return {"thread": target, "caller": target}
+
+
+PEER_ROWS = (
+    PeerRow("gRPC C++, an asynchronous call each", "grpc", "each_typed 0", "grpc", CTR_SMALL, "ctr-small", 2000,
+            both(40)),
+    PeerRow("TensorFlow, one fetch", "tensorflow", "fetch_each 0", "grpc", CTR_SMALL, "ctr-small", 2000, both(20)),
+    PeerRow("gRPC C++, an asynchronous call each", "grpc", "burst_typed 4096", "grpc", "1,000 x 4 KiB at once", "4096",
+            1000, {"thread": 12, "caller": 18}),
+    PeerRow("UCX of Debian, tag_bw", "ucx", "", "local", "1,000 x 4 KiB at once", "4096", 1, {"caller": 0.7}),
+    PeerRow("NIXL, one transfer", "nixl", "read_many 4096", "local", "1,000 x 4 KiB at once", "4096", 1000,
+            {"caller": 8}),
+)
+
+
+class Peers:
+    """samples: key of a row -> seconds for a tensor, one for each round. skipped: name of a peer -> why."""
+
+    def __init__(self, rows, options, program, say):
+        titles = {row.title for row in rows}
+        self.rows = [row for row in PEER_ROWS if row.title in titles]
+        self.build, self.folder, self.program = options.build, options.folder, program
+        self.sample_sec = options.sample_sec
+        self.pythons, self.samples, self.skipped = {}, {}, {}
+        installed = options.build.parent / "bench"  # where other benchmarks have them too
+        for name in dict.fromkeys(row.name for row in self.rows if row.name in ASIDE):
+            try:
+                if options.without_pypi:
+                    raise pypi.Missing("--without-pypi")
+                installed.mkdir(exist_ok=True)
+                self.pythons[name] = pypi.install(name, installed, say)
+            except (pypi.Missing, OSError) as error:
+                self.skipped[name] = str(error)
+
+    def sizes(self, workload):
+        """A file with the bytes of each tensor of a workload."""
+        path = self.folder / f"{workload}.sizes"
+        path.write_bytes(subprocess.run([self.program, "sizes", workload], check=True, capture_output=True).stdout)
+        return path
+
+    def start_grpc(self, row, stack):
+        folder = self.build / "bin" / "bench"
+        server = stack.enter_context(Process("grpc server", [folder / "grpc_server"], self.folder / "logs"))
+        return [folder / "grpc_client", *server.wait_ready(), self.sizes(row.workload)]
+
+    def start_tensorflow(self, row, stack):
+        command = [self.pythons["tensorflow"], SCRIPTS / "tensorflow_peer.py"]
+        ports = free_ports(2)
+        server = stack.enter_context(Process("tensorflow server", [*command, "serve", *ports], self.folder / "logs"))
+        server.wait_ready()
+        return [*command, "fetch", *ports, self.sizes(row.workload)]
+
+    def start_nixl(self, row, stack):
+        meeting = self.folder / "nixl-meeting"
+        meeting.unlink(missing_ok=True)
+        command = [self.pythons["nixl"], SCRIPTS / "nixl_peer.py"]
+        owner = [*command, "own", meeting, (4096 + NIXL_GAP) * row.tensors]
+        stack.enter_context(Process("nixl owner", owner, self.folder / "logs")).wait_ready()
+        return [*command, "read", meeting]
+
+    def take_program(self, row):
+        """Seconds for a tensor with a program that answers commands."""
+        with contextlib.ExitStack() as stack:
+            command = getattr(self, f"start_{row.name}")(row, stack)
+            client = stack.enter_context(Process(f"{row.name} client", command, self.folder / "logs"))
+            client.wait_ready()
+            client.ask(f"{row.command} 2")
+            once = client.ask(f"{row.command} 1")
+            count = max(1, round(self.sample_sec / once))
+            return client.ask(f"{row.command} {count}") / count / row.tensors
+
+    @staticmethod
+    def take_ucx():
+        command = ["ucx_perftest", "-p", UCX_PORT, "-f", "-t", "tag_bw", "-s", 4096, "-n", UCX_COUNT]
+        numbers = common.last_numbers(common.pair(*map(str, command), address=ADDRESS, env={
+            "UCX_TLS": UCX_TRANSPORTS, "UCX_WARN_UNUSED_ENV_VARS": "n"}))
+        return numbers[3] / 1e6
+
+    def run_once(self, order):
+        for row in order(self.rows):
+            if row.name in self.skipped:
+                continue
+            try:
+                seconds = self.take_ucx() if row.name == "ucx" else self.take_program(row)
+            except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+                raise Failure(f"{row.peer}: {error}") from error
+            self.samples.setdefault(f"{row.name} {row.title}", []).append(seconds)

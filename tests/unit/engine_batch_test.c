@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Messages that share slots: what is ready in one round leaves together, and each message is handled as if it had come
+ * alone. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "dataplane/engine/request_internal.h"
+#include "fakes/engine_case.h"
+#include "fakes/fake_clock.h"
+#include "fakes/raw_peer.h"
+#include "fakes/run_suite.h"
+
+enum { COUNT = 20, MOST_ROUNDS = 1000 };
+
+static struct engine_ask asks[COUNT];
+static struct raw_peer raw;
+
+static void setup(void)
+{
+    engine_pair_defaults(&options);
+}
+
+static void start_all(void)
+{
+    char key[16];
+    for (unsigned i = 0; i < COUNT; i++) {
+        snprintf(key, sizeof(key), "key%u", i);
+        asks[i] = (struct engine_ask){.is_open = false};
+        engine_ask_start(asker, &asks[i], key, 1);
+    }
+}
+
+static void send_all_dead(void)
+{
+    char key[16];
+    for (unsigned i = 0; i < COUNT; i++) {
+        struct tl_tensor *tensor;
+        snprintf(key, sizeof(key), "key%u", i);
+        ck_assert_int_eq(tl_tensor_create_dead(&tensor, NULL), TL_OK);
+        engine_side_send(owner, key, 1, tensor);
+    }
+}
+
+static void expect_all(enum tl_status code)
+{
+    for (unsigned i = 0; i < COUNT; i++) {
+        ck_assert_uint_eq(asks[i].done_count, 1);
+        ck_assert_msg(asks[i].result.code == code, "%u: %s", i, asks[i].result.message);
+        engine_ask_fini(&asks[i]);
+    }
+}
+
+static void expect_credits_agree(void)
+{
+    for (unsigned s = 0; s < 2; s++) {
+        ck_assert_uint_eq(pair.sides[s].conn->credits.peer_slots_used,
+                          pair.sides[1 - s].conn->credits.own_slots_returned);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ sharing -- */
+
+START_TEST(messages_of_a_round_share_a_slot)
+{
+    open_pair();
+    struct tl_engine_stats asked = engine_side_stats(asker), answered = engine_side_stats(owner);
+    start_all();
+    (void)engine_side_round(asker);
+    ck_assert_uint_eq(engine_side_stats(asker).messages_sent - asked.messages_sent, COUNT);
+    ck_assert_uint_eq(engine_side_stats(asker).slots_sent - asked.slots_sent, 1);
+    send_all_dead();
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(engine_side_stats(owner).messages_sent - answered.messages_sent, COUNT);
+    ck_assert_uint_eq(engine_side_stats(owner).slots_sent - answered.slots_sent, 1);
+    ck_assert_uint_eq(engine_side_stats(owner).slots_received - answered.slots_received, 1);
+    ck_assert_uint_eq(engine_side_stats(owner).messages_received - answered.messages_received, COUNT);
+    expect_credits_agree();
+    expect_all(TL_OK);
+    ck_assert_uint_eq(engine_side_values(owner), 0); /* Each DONE was completed. */
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* A single message leaves in the round that has made it, in a slot of its own. */
+START_TEST(single_message)
+{
+    open_pair();
+    uint64_t slots_sent = engine_side_stats(asker).slots_sent;
+    engine_ask_start(asker, &ask, "key", 1);
+    (void)engine_side_round(asker);
+    ck_assert_uint_eq(engine_side_stats(asker).slots_sent - slots_sent, 1);
+    engine_side_send(owner, "key", 1, engine_pool_bytes(owner, 500, 1));
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.result.code, TL_OK);
+    ck_assert_uint_eq(engine_side_stats(asker).slots_sent - slots_sent, 2);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* What does not fit takes further slots. */
+START_TEST(more_messages_than_a_slot_holds)
+{
+    enum { TEXT_BYTES = 700 };
+    char key[16], text[TEXT_BYTES + 1];
+    open_pair();
+    memset(text, 't', TEXT_BYTES);
+    text[TEXT_BYTES] = '\0';
+    for (unsigned i = 0; i < COUNT; i++) {
+        snprintf(key, sizeof(key), "key%u", i);
+        engine_side_refuse(owner, key, TL_INTERNAL, text, true);
+    }
+    uint64_t slots_sent = engine_side_stats(owner).slots_sent;
+    start_all();
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < COUNT; i++)
+        ck_assert_str_eq(asks[i].result.message, text);
+    unsigned in_a_slot = (TL_SLOT_BYTES - TL_BATCH_HEAD_BYTES) / (TEXT_BYTES + 14);
+    ck_assert_uint_eq(engine_side_stats(owner).slots_sent - slots_sent, (COUNT + in_a_slot - 1) / in_a_slot);
+    expect_credits_agree();
+    expect_all(TL_INTERNAL);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+static bool has_large_begun(void)
+{
+    const struct request *request = asks[1].fetch.transport_state;
+    return request != NULL && request->received_bytes > 0;
+}
+
+/* A message is not held back by the pieces of a large tensor that are posted in the same round. */
+START_TEST(large_tensors_do_not_pass)
+{
+    enum { PIECE_BYTES = 16 * 1024, SIZE_BYTES = 40 * PIECE_BYTES, MOST_BYTES = 64 * 1024 + PIECE_BYTES };
+    struct tl_tensor *dead;
+    options.engine.piece_bytes = PIECE_BYTES;
+    options.fabric.poll_batch = 1;
+    open_pair();
+    engine_side_send(owner, "large", 1, engine_pool_bytes(owner, SIZE_BYTES, 1));
+    asks[1] = (struct engine_ask){.is_open = false};
+    engine_ask_start(asker, &asks[1], "large", 1); /* makes its meta-data known */
+    engine_pair_run(&pair);
+    engine_ask_fini(&asks[1]);
+    asks[0] = asks[1] = (struct engine_ask){.is_open = false};
+    engine_ask_start(asker, &asks[0], "dead", 2);
+    engine_ask_start(asker, &asks[1], "large", 2);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(tl_tensor_create_dead(&dead, NULL), TL_OK);
+    engine_side_send(owner, "dead", 2, dead);
+    engine_side_send(owner, "large", 2, engine_pool_bytes(owner, SIZE_BYTES, 2));
+    for (unsigned i = 0; i < MOST_ROUNDS && asks[0].done_count == 0; i++) {
+        (void)engine_side_round(owner);
+        (void)engine_side_round(asker);
+        if (asks[0].done_count > 0 || !has_large_begun()) continue;
+        const struct request *request = asks[1].fetch.transport_state;
+        ck_assert_uint_le(request->received_bytes, MOST_BYTES);
+    }
+    ck_assert_uint_eq(asks[0].done_count, 1);
+    engine_pair_run(&pair);
+    ck_assert(engine_is_bytes(asks[1].fetch.destination, SIZE_BYTES, 2));
+    engine_ask_fini(&asks[0]);
+    engine_ask_fini(&asks[1]);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* A batch is not longer than the slots of its receiver are; the raw peer checks that. */
+START_TEST(shorter_slots_of_the_peer)
+{
+    enum { KEY_BYTES = 300, IN_A_SLOT = 3 };
+    char key[KEY_BYTES + 1];
+    options.is_right_raw = true;
+    raw_peer_slot_bytes = TL_LEAST_SLOT_BYTES;
+    engine_pair_init(&pair, &options);
+    raw_peer_open(&raw, &pair);
+    raw_peer_shake_hands(&raw);
+    unsigned heard = raw.heard_count, consumed = raw.consumed;
+    memset(key, 'k', KEY_BYTES);
+    key[KEY_BYTES] = '\0';
+    for (unsigned i = 0; i < COUNT; i++) {
+        asks[i] = (struct engine_ask){.is_open = false};
+        engine_ask_start(pair.left, &asks[i], key, i);
+    }
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(raw.heard_count - heard, COUNT);
+    ck_assert_uint_eq(raw.consumed - consumed, (COUNT + IN_A_SLOT - 1) / IN_A_SLOT);
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "the test is over");
+    tl_conn_close(pair.left->conn, &reason);
+    raw_peer_close(&raw);
+    expect_all(TL_UNAVAILABLE);
+    engine_pair_close(&pair);
+    raw_peer_slot_bytes = TL_SLOT_BYTES;
+}
+END_TEST
+
+/* -------------------------------------------------------------------------------------------------------- faults -- */
+
+/* The batch with all answers is lost, or its completion: each value is received once, over the next connection. */
+START_TEST(batch_that_is_lost)
+{
+    static const enum fake_fault faults[] = {FAKE_DROP, FAKE_BREAK, FAKE_POST_FAILURE, FAKE_CQ_OVERRUN};
+    open_pair();
+    start_all();
+    engine_pair_run(&pair);
+    fake_fabric_add_rule(
+        pair.fabric,
+        &(struct fake_rule){.fault = faults[_i], .provider = owner->provider, .kinds = FAKE_MESSAGE, .times = 1});
+    send_all_dead();
+    for (unsigned i = 0; i < 8; i++) {
+        engine_pair_run(&pair);
+        fake_clock_advance(options.engine.peer_timeout_ns / 4);
+    }
+    engine_pair_run(&pair);
+    ck_assert_uint_ge(pair.left->closed_count, 1);
+    if (pair.right->conn != NULL) {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_UNAVAILABLE, "the other side has closed");
+        tl_conn_close(pair.right->conn, &reason);
+        engine_pair_run(&pair);
+    }
+    engine_pair_connect(&pair);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < COUNT; i++) {
+        ck_assert_uint_eq(asks[i].done_count, 1);
+        if (asks[i].result.code == TL_OK) continue;
+        ck_assert_int_eq(asks[i].result.code, TL_UNAVAILABLE);
+        engine_ask_start(asker, &asks[i], NULL, 0);
+    }
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < COUNT; i++) {
+        ck_assert_int_eq(asks[i].result.code, TL_OK);
+        engine_ask_fini(&asks[i]);
+    }
+    ck_assert_uint_eq(engine_side_values(owner), 0);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+static void close_in_callback(struct engine_ask *done)
+{
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "closed");
+    tl_conn_close(done->side->conn, &reason);
+}
+
+/* The connection is closed while answers of the other side wait for their slot. */
+START_TEST(closed_while_messages_wait)
+{
+    open_pair();
+    start_all();
+    asks[0].on_done = close_in_callback;
+    engine_pair_run(&pair);
+    send_all_dead();
+    engine_pair_run(&pair);
+    expect_all(TL_OK); /* All had come in one slot. */
+    ck_assert_uint_eq(engine_side_values(owner), 0);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* ---------------------------------------------------------------------------------------------------- hostile -- */
+
+static void open_raw(void)
+{
+    options.is_right_raw = true;
+    engine_pair_init(&pair, &options);
+    raw_peer_open(&raw, &pair);
+    raw_peer_shake_hands(&raw);
+}
+
+static void expect_ended(void)
+{
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    ck_assert_uint_eq(engine_side_stats(pair.left).protocol_errors, 1);
+    raw_peer_close(&raw);
+    engine_pair_close(&pair);
+}
+
+/* The messages in front of one that is wrong count. */
+START_TEST(wrong_message_behind_others)
+{
+    uint8_t bytes[TL_SLOT_BYTES];
+    open_raw();
+    struct tl_message cancel = raw_peer_message(TL_MESSAGE_CANCEL, 5);
+    tl_batch_encode_head(bytes, raw.consumed);
+    uint32_t len_bytes = TL_BATCH_HEAD_BYTES;
+    for (unsigned i = 0; i < 3; i++)
+        len_bytes += tl_message_encode(&cancel, bytes + len_bytes);
+    uint64_t received = engine_side_stats(pair.left).messages_received;
+    if (_i == 0) len_bytes--;                         /* It is cut. */
+    if (_i == 1) bytes[len_bytes++] = 0;              /* A byte follows. */
+    if (_i == 2) bytes[len_bytes - 8] = 99;           /* There is no such type. */
+    if (_i == 3) bytes[len_bytes - 8 + 2] = 9;        /* It says that it has a byte more. */
+    if (_i == 4) len_bytes = TL_BATCH_HEAD_BYTES;     /* There is no message. */
+    if (_i == 5) len_bytes = TL_BATCH_HEAD_BYTES - 1; /* There is not even a head. */
+    raw_peer_send_bytes(&raw, bytes, len_bytes);
+    raw_peer_run(&raw);
+    uint64_t in_front = _i >= 4 ? 0 : _i == 1 ? 4 : 3;
+    ck_assert_uint_eq(engine_side_stats(pair.left).messages_received - received, in_front);
+    expect_ended();
+}
+END_TEST
+
+START_TEST(batch_of_a_peer)
+{
+    open_raw();
+    struct tl_message messages[3] = {raw_peer_message(TL_MESSAGE_CANCEL, 5), raw_peer_message(TL_MESSAGE_CANCEL, 6),
+                                     raw_peer_message(TL_MESSAGE_CREDIT, 0)};
+    unsigned heard = raw.heard_count, consumed = raw.consumed;
+    raw_peer_send_batch(&raw, messages, 3);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(raw.heard_count - heard, 2); /* CANCELLED, twice, */
+    ck_assert_uint_eq(raw.consumed - consumed, 1); /* in one slot. */
+    ck_assert_uint_eq(raw_peer_heard(&raw, TL_MESSAGE_CANCELLED)->handle, 6);
+    raw_peer_close(&raw);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_batch");
+    TCase *tcase = tcase_create("engine_batch");
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    /* A case of its own, which tests/defects selects. */
+    TCase *sharing = tcase_create("messages_of_a_round_share_a_slot");
+    tcase_add_checked_fixture(sharing, setup, NULL);
+    tcase_add_test(sharing, messages_of_a_round_share_a_slot);
+    suite_add_tcase(suite, sharing);
+    tcase_add_test(tcase, single_message);
+    tcase_add_test(tcase, more_messages_than_a_slot_holds);
+    tcase_add_test(tcase, shorter_slots_of_the_peer);
+    tcase_add_test(tcase, large_tensors_do_not_pass);
+    tcase_add_loop_test(tcase, batch_that_is_lost, 0, 4);
+    tcase_add_test(tcase, closed_while_messages_wait);
+    tcase_add_loop_test(tcase, wrong_message_behind_others, 0, 6);
+    tcase_add_test(tcase, batch_of_a_peer);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
