@@ -18,17 +18,22 @@ static void run_command(struct tl_closure *closure)
     tl_wait_done(&command->wait);
 }
 
-void tl_worker_run(struct tl_worker *worker, struct tl_command *command, void (*run)(struct tl_command *command))
+void tl_worker_run_inside(struct tl_worker *worker, struct tl_command *command, void (*run)(struct tl_command *command))
 {
     command->worker = worker;
     command->run = run;
     command->closure.run = run_command;
-    tl_worker_enter(worker);
     tl_wait_init(&command->wait, &worker->progress);
     tl_loop_post(worker->loop, &command->closure);
     while (!tl_wait_for(&command->wait, TL_TIME_NEVER))
         continue;
     tl_wait_fini(&command->wait);
+}
+
+void tl_worker_run(struct tl_worker *worker, struct tl_command *command, void (*run)(struct tl_command *command))
+{
+    tl_worker_enter(worker);
+    tl_worker_run_inside(worker, command, run);
     tl_worker_leave(worker);
 }
 

@@ -144,6 +144,9 @@ struct tl_command {
 
 /* Runs command->run on the loop's owner and waits for it. Thread: any but the owner's. */
 void tl_worker_run(struct tl_worker *worker, struct tl_command *command, void (*run)(struct tl_command *command));
+/* The same between tl_worker_enter and tl_worker_leave. */
+void tl_worker_run_inside(struct tl_worker *worker, struct tl_command *command,
+                          void (*run)(struct tl_command *command));
 
 /* This and tl_worker_leave enclose every wait, so that close does not free the worker while a thread still leaves it.
  * Thread: any. */

@@ -265,8 +265,8 @@ enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const tl_peer_
     tl_list_init(&wait.link);
     tl_wait_init(&wait.done, &worker->progress);
     tl_worker_enter(worker);
-    tl_worker_run(worker, &wait.command, run_wait_start);
-    if (!tl_wait_for(&wait.done, deadline_ns)) tl_worker_run(worker, &wait.command, run_wait_end);
+    tl_worker_run_inside(worker, &wait.command, run_wait_start);
+    if (!tl_wait_for(&wait.done, deadline_ns)) tl_worker_run_inside(worker, &wait.command, run_wait_end);
     tl_wait_fini(&wait.done);
     tl_worker_leave(worker);
     free(all);
