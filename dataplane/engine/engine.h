@@ -56,7 +56,7 @@ struct tl_engine_options {
     bool is_reading;          /* what is received is read from the memory of its owner, where both sides can do that */
     int64_t peer_timeout_ns; /* a peer from which nothing comes for so long while something is expected of it is dead */
     int64_t connect_ns;      /* how long a connection may take until it is up */
-    int64_t cancel_ns;       /* how long a peer may take to answer a CANCEL */
+    int64_t cancel_ns;       /* how long a peer may take to answer a CANCEL, from when it is posted */
     int64_t parked_ns; /* how long a peer may take to say where a value goes, after META_DATA_UPDATE, and to release
                           a SOURCE (response_source.c says how much longer) */
 };

@@ -52,7 +52,7 @@ enum request_event {
     REQUEST_EVENT_RELEASED,          /* the release of the source is posted */
     REQUEST_EVENT_STOPPED,           /* one that reads is given up, and no read is posted */
     REQUEST_EVENT_COPIED,            /* no copy to or from a device is left or under way */
-    REQUEST_EVENT_LATE,              /* CANCEL has not been answered in time, or no memory has come for a source */
+    REQUEST_EVENT_LATE,              /* CANCEL was not sent or answered in time, or no memory has come for a source */
     REQUEST_EVENT_BROKEN,            /* the queue pair is drained, and no registration or memory wait is left */
     REQUEST_OWN_EVENTS,
 
@@ -104,7 +104,7 @@ struct request {
     struct pending_post pending; /* REQUEST, RE_REQUEST or CANCEL; a read; the release of the source */
     struct pending_post revoke;  /* the end of the exposure */
     struct tl_work revoke_work;
-    struct tl_timer timer; /* the time limit for the answer to CANCEL, or for memory to read a source into */
+    struct tl_timer timer; /* the time limit for CANCEL's slot, for its answer, or for memory to read a source into */
 
     /* The fields from here to `expected` are zero when a request begins. */
     struct tl_fetch *fetch;

@@ -76,6 +76,7 @@ static bool post_cancel(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     conn_post_message(conn, conn_compose(conn, TL_MESSAGE_CANCEL, request->handle), NULL);
+    conn_arm(conn, &request->timer, conn->engine->options.cancel_ns);
     return false;
 }
 

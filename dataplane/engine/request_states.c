@@ -3,7 +3,6 @@
 #include "dataplane/engine/request_internal.h"
 
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/error.h"
 
 const struct tl_error request_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory for a request"};
@@ -47,6 +46,8 @@ static void end_unanswered(struct request *request)
     tl_conn_close(conn, &reason);
 }
 
+/* The time to answer begins when CANCEL is posted. Until then the peer has its time-out to return a slot, because one
+ * that is alive and returns none must not keep a request for ever. */
 static void start_cancel(struct request *request)
 {
     struct tl_conn *conn = request->conn;
@@ -56,10 +57,7 @@ static void start_cancel(struct request *request)
         return;
     }
     request_queue_post(request);
-    int64_t due_ns = tl_clock_deadline_ns(conn->engine->options.cancel_ns);
-    if (tl_timers_arm(tl_reactor_timers(conn->engine->reactor), &request->timer, due_ns) != TL_OK) {
-        tl_conn_close(conn, &request_out_of_memory);
-    }
+    conn_arm(conn, &request->timer, conn->engine->options.peer_timeout_ns);
 }
 
 static void give_up(struct request *request)

@@ -259,6 +259,39 @@ START_TEST(not_answered)
 }
 END_TEST
 
+/* A peer cannot answer what is not sent: a CANCEL that waits for a slot takes no time from the answer. */
+START_TEST(time_to_answer_begins_when_it_is_sent)
+{
+    enum { COUNT = 20 };
+    static struct engine_ask asks[COUNT];
+    options.engine.slot_count = 16;
+    options.engine.peer_timeout_ns = 100 * TL_NS_PER_SEC;
+    open_pair();
+    owner->is_silent = true;
+    for (unsigned i = 0; i < COUNT; i++) {
+        engine_ask_start(asker, &asks[i], "key", i);
+        (void)engine_side_round(asker); /* so that each REQUEST takes a slot, until there is none */
+    }
+    uint64_t sent = engine_side_stats(asker).messages_sent;
+    engine_ask_cancel(&asks[0]);
+    engine_pair_run(&pair);
+    fake_clock_advance(2 * options.engine.cancel_ns);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(engine_side_stats(asker).messages_sent, sent);
+    ck_assert_uint_eq(asker->closed_count, 0);
+    owner->is_silent = false;
+    engine_pair_run(&pair);
+    ck_assert_int_eq(asks[0].result.code, TL_CANCELLED);
+    ck_assert_uint_eq(asker->closed_count, 0);
+    for (unsigned i = 1; i < COUNT; i++)
+        engine_ask_cancel(&asks[i]);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < COUNT; i++)
+        engine_ask_fini(&asks[i]);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* A write that the card still has when the connection ends arrives late, but not in memory that was given back. */
 START_TEST(late_write)
 {
@@ -328,6 +361,10 @@ int main(void)
     tcase_add_test(tcase, not_answered);
     tcase_add_test(tcase, late_write);
     tcase_add_test(tcase, many_at_once);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("time_to_answer_begins_when_it_is_sent"); /* tests/defects runs it alone */
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, time_to_answer_begins_when_it_is_sent);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -252,6 +252,33 @@ START_TEST(every_word_in_every_state)
 }
 END_TEST
 
+/* It answers pings and returns no slots, so that CANCEL is never sent: the request ends all the same. */
+START_TEST(slots_are_not_returned)
+{
+    static struct engine_ask asks[RAW_PEER_REQUESTS];
+    options.engine.slot_count = options.engine.request_count = RAW_PEER_REQUESTS;
+    open_raw();
+    uint32_t consumed = raw.consumed;
+    for (unsigned i = 0; i < RAW_PEER_REQUESTS; i++) {
+        engine_ask_start(pair.left, &asks[i], "key", i);
+        raw_peer_run(&raw); /* so that each REQUEST takes a slot, until there is none */
+    }
+    engine_ask_cancel(&asks[0]);
+    for (unsigned i = 0; i < 8 && pair.left->closed_count == 0; i++) {
+        fake_clock_advance(options.engine.peer_timeout_ns / 4);
+        raw.consumed = consumed;
+        send_type(TL_MESSAGE_CREDIT, 0);
+        raw_peer_run(&raw);
+    }
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    ck_assert_ptr_nonnull(strstr(pair.left->reason.message, "the cancel of key"));
+    ck_assert_int_eq(asks[0].result.code, TL_CANCELLED);
+    for (unsigned i = 0; i < RAW_PEER_REQUESTS; i++)
+        engine_ask_fini(&asks[i]);
+    close_raw();
+}
+END_TEST
+
 /* -------------------------------------------------------------------------------------------------- wrong DONEs -- */
 
 static void expect_reason(const char *reason)
@@ -684,6 +711,7 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_loop_test(tcase, every_word_in_every_state, 0, WORD_COUNT);
+    tcase_add_test(tcase, slots_are_not_returned);
     tcase_add_loop_test(tcase, wrong_done, 0, 4);
     tcase_add_test(tcase, request_with_an_open_handle);
     tcase_add_loop_test(tcase, request_with_an_impossible_handle, 0, 4);

@@ -23,8 +23,8 @@
 #define conn_cancel_memory_wait fake_cancel_memory_wait
 #define conn_watch fake_watch
 #define conn_protocol_error fake_protocol_error
+#define conn_arm fake_arm
 #define tl_conn_close fake_conn_close
-#define tl_reactor_timers fake_timers
 #define tl_memory_format_wait fake_format_wait
 
 #include "dataplane/engine/request_states.c"
@@ -35,7 +35,6 @@ static struct tl_conn conn;
 static struct tl_fetch fetch;
 static struct request request;
 static struct conn_memory_wait memory_wait;
-static struct tl_timers timers;
 static char trace[256]; /* the actions that were called, each followed by a blank */
 static bool is_wait_on_its_way;
 
@@ -138,10 +137,12 @@ void fake_conn_close(struct tl_conn *conn_, const struct tl_error *reason)
     note("close");
 }
 
-struct tl_timers *fake_timers(struct tl_reactor *reactor)
+void fake_arm(struct tl_conn *conn_, struct tl_timer *timer, int64_t after_ns)
 {
-    (void)reactor;
-    return &timers;
+    (void)conn_;
+    ck_assert_ptr_eq(timer, &request.timer);
+    ck_assert_int_eq(after_ns, engine.options.peer_timeout_ns);
+    note("arm");
 }
 
 void fake_format_wait(struct tl_memory *memory, uint64_t len_bytes, struct tl_error *ret_error)
@@ -153,20 +154,18 @@ void fake_format_wait(struct tl_memory *memory, uint64_t len_bytes, struct tl_er
 
 static void begin_in(enum request_state state)
 {
-    engine = (struct tl_engine){.options = {.cancel_ns = 1000}};
+    engine = (struct tl_engine){.options = {.peer_timeout_ns = 2000, .cancel_ns = 1000}};
     conn = (struct tl_conn){.engine = &engine};
     fetch = (struct tl_fetch){.key = "key"};
     memory_wait = (struct conn_memory_wait){.conn = &conn};
     request = (struct request){.conn = &conn, .fetch = &fetch, .state = state, .timer = {.fire = request_timeout}};
     trace[0] = '\0';
     is_wait_on_its_way = false;
-    tl_timers_init(&timers);
 }
 
 static void end(void)
 {
     tl_error_drop(request.result);
-    tl_timers_fini(&timers);
 }
 
 static void expect_status(enum tl_status code)
@@ -186,7 +185,7 @@ struct edge {
 static const struct edge edges[] = {
     {REQUEST_PREPARING, REQUEST_EVENT_READY, REQUEST_QUEUED, "queue_post "},
     {REQUEST_PREPARING, REQUEST_EVENT_FAILED, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_PREPARING, REQUEST_EVENT_ABANDONED_ASKED, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_PREPARING, REQUEST_EVENT_ABANDONED_ASKED, REQUEST_CANCELLING, "leave_queue queue_post arm "},
     {REQUEST_PREPARING, REQUEST_EVENT_ABANDONED_UNASKED, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_PREPARING, REQUEST_EVENT_CANCEL, REQUEST_PREPARING, "cancel_memory_wait "},
     {REQUEST_PREPARING, REQUEST_EVENT_STATUS, REQUEST_PREPARING, "cancel_memory_wait "},
@@ -194,7 +193,7 @@ static const struct edge edges[] = {
     {REQUEST_QUEUED, REQUEST_EVENT_SENT, REQUEST_ASKED, "watch "},
     {REQUEST_QUEUED, REQUEST_EVENT_READ, REQUEST_READING, ""},
     {REQUEST_QUEUED, REQUEST_EVENT_FAILED, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_QUEUED, REQUEST_EVENT_ABANDONED_ASKED, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_QUEUED, REQUEST_EVENT_ABANDONED_ASKED, REQUEST_CANCELLING, "leave_queue queue_post arm "},
     {REQUEST_QUEUED, REQUEST_EVENT_ABANDONED_UNASKED, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_QUEUED, REQUEST_EVENT_CANCEL, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_QUEUED, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
@@ -203,14 +202,14 @@ static const struct edge edges[] = {
     {REQUEST_ASKED, REQUEST_EVENT_SOURCE, REQUEST_PREPARING, "place_and_prepare "},
     {REQUEST_ASKED, REQUEST_EVENT_COMPLETE, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_ASKED, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_ASKED, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_ASKED, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post arm "},
     {REQUEST_ASKED, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
-    {REQUEST_RENEWING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_RENEWING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post arm "},
     {REQUEST_RENEWING, REQUEST_EVENT_STATUS, REQUEST_REVOKING, ""},
     {REQUEST_RENEWING, REQUEST_EVENT_REVOKED, REQUEST_PREPARING, "release_memory place_and_prepare "},
     {REQUEST_RENEWING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
     {REQUEST_READING, REQUEST_EVENT_COMPLETE, REQUEST_RELEASING, "queue_post "},
-    {REQUEST_READING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_READING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post arm "},
     {REQUEST_READING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
     {REQUEST_RELEASING, REQUEST_EVENT_RELEASED, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_RELEASING, REQUEST_EVENT_CANCEL, REQUEST_RELEASING, ""},
@@ -310,7 +309,7 @@ START_TEST(asked_again_and_abandoned)
         request.is_asked = true;
         request_handle(&request, events[i]);
         ck_assert_int_eq(request.state, REQUEST_CANCELLING);
-        ck_assert_str_eq(trace, "leave_queue queue_post ");
+        ck_assert_str_eq(trace, "leave_queue queue_post arm ");
         expect_status(TL_OK);
         request_handle(&request, REQUEST_EVENT_CANCELLED);
         ck_assert_int_eq(request.state, REQUEST_REVOKING);
