@@ -2,11 +2,12 @@
 /*
  * Receiving the tensors of a pull.
  *
- * A client worker asks for all of them, at most MAX_OUTSTANDING at a time, so that the connection is never idle and the
- * memory for requests is bounded. No single tensor has a deadline: a large pull may take as long as it takes. Only a
- * pause has a time limit: when neither a byte nor a completion has come for the time-out, everything is given up and
- * the error says what state the worker is in. A worker that has gone is waited for, one that refuses us is not: what is
- * at its address now is another task or another release.
+ * A client worker asks for all of them in groups. At most MAX_OUTSTANDING are open at a time, which bounds the memory
+ * for requests; the next group follows when half of these have come, so that the connection is never idle. No single
+ * tensor has a deadline: a large pull may take as long as it takes. Only a pause has a time limit: when neither a byte
+ * nor a completion has come for the time-out, everything is given up and the error says what state the worker is in. A
+ * worker that has gone is waited for, one that refuses us is not: what is at its address now is another task or another
+ * release.
  *
  * With --device each tensor is received into new memory of that device. When it is complete, this thread copies it into
  * its destination, which is in host memory, and gives the device memory back. So that a file may be larger than that
@@ -61,27 +62,39 @@ static bool may_submit(const struct receiver *receiver)
            (!is_on_device(pull) || receiver->open_bytes < MAX_DEVICE_BYTES);
 }
 
-static enum tl_status submit(struct receiver *receiver, struct tl_error *ret_error)
+/* Takes the items that may be asked for now. Returns how many. */
+static size_t take_items(struct receiver *receiver, struct tl_recv_item *ret_items)
 {
     struct tl_pull *pull = receiver->pull;
+    size_t count = 0;
     while (may_submit(receiver)) {
-        struct tl_pull_item *item = &pull->items[receiver->next];
-        const struct tl_recv_options options = {.size_bytes = sizeof(options),
-                                                .destination = is_on_device(pull) ? NULL : item->destination,
-                                                .wants_checksum = !pull->is_unchecked,
-                                                .device = pull->device};
-        tl_op_id op;
-        enum tl_status status = tl_recv(receiver->worker, receiver->peer, item->listed->key, item->listed->step,
-                                        &options, TL_TIMEOUT_NONE, receiver->cq, item, &op, ret_error);
-        if (status != TL_OK) {
-            if (ret_error) tl_error_prefix(ret_error, "tensor '%s': ", item->listed->key);
-            return status;
-        }
-        receiver->next++;
+        struct tl_pull_item *item = &pull->items[receiver->next++];
+        ret_items[count++] = (struct tl_recv_item){.key = item->listed->key,
+                                                   .step = item->listed->step,
+                                                   .destination = is_on_device(pull) ? NULL : item->destination,
+                                                   .user_data = item};
         receiver->open_count++;
         receiver->open_bytes += item->listed->meta_data.size_bytes;
     }
-    return TL_OK;
+    return count;
+}
+
+/* Asks for what may be asked for, as one group, once half of what may be open has come. */
+static enum tl_status submit(struct receiver *receiver, struct tl_error *ret_error)
+{
+    const struct tl_pull *pull = receiver->pull;
+    struct tl_recv_item items[MAX_OUTSTANDING];
+    const struct tl_recv_many_options options = {.size_bytes = sizeof(options),
+                                                 .item_bytes = sizeof(items[0]),
+                                                 .wants_checksum = !pull->is_unchecked,
+                                                 .device = pull->device};
+    if (receiver->open_count > MAX_OUTSTANDING / 2) return TL_OK;
+    size_t count = take_items(receiver, items);
+    if (count == 0) return TL_OK;
+    enum tl_status status = tl_recv_many(receiver->worker, receiver->peer, items, count, &options, TL_TIMEOUT_NONE,
+                                         receiver->cq, NULL, NULL, ret_error);
+    if (status != TL_OK && ret_error) tl_error_prefix(ret_error, "%zu tensors from '%s' on: ", count, items[0].key);
+    return status;
 }
 
 /* Says which tensor it is about, unless it does. */
@@ -121,6 +134,7 @@ static bool is_misfit(const struct tl_pull *pull, const struct tl_completion *co
 
 static void take_completion(struct receiver *receiver, const struct tl_completion *completion)
 {
+    if (completion->kind != TL_OP_RECV) return; /* the end of a group says nothing new */
     struct tl_pull *pull = receiver->pull;
     struct tl_pull_item *item = completion->user_data;
     struct tl_error result = completion->status;
