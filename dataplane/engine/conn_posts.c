@@ -9,7 +9,7 @@
  * Batches: the messages of one pump share slots. A batch leaves when the next message does not fit, and at the end of
  * the pump, so that a single message is as early as it would be alone. Writes that are posted meanwhile pass it, which
  * no message minds (docs/protocol.md, "Slots"), but only a few bytes: behind large tensors small ones must not wait for
- * more than a piece of each.
+ * more than a piece of each. A long pump rings the doorbell every now and then, so that both sides work at the same time.
  *
  * Credits: a batch or a write with an immediate uses one slot at the peer. Slots come back in two ways: every batch
  * says how many slots its sender has consumed, and an answer to a request shows that everything up to the batch of that
@@ -27,6 +27,10 @@
 #define SPACE_OF_A_POST 2
 /* How many bytes of writes may pass a batch. */
 #define PASSING_BYTES (64 * 1024)
+/* So many messages, or bytes, of a long pump leave with a doorbell of their own, and the peer works on them while the
+ * rest is composed. */
+#define EARLY_MESSAGES 64
+#define EARLY_BYTES (64 * 1024)
 
 /* ------------------------------------------------------------------------------------------------------ queues -- */
 
@@ -92,6 +96,21 @@ static uint32_t space(const struct tl_conn *conn)
 
 /* ------------------------------------------------------------------------------------------------------- pump -- */
 
+static void ring_doorbell(struct tl_conn *conn)
+{
+    conn->posts.unsent_messages = 0;
+    conn->posts.unsent_bytes = 0;
+    tl_queue_pair_doorbell(conn->pair);
+}
+
+static void maybe_send_early(struct tl_conn *conn)
+{
+    if (conn->posts.unsent_messages < EARLY_MESSAGES && conn->posts.unsent_bytes < EARLY_BYTES) return;
+    if (conn->state == CONN_CLOSING) return;
+    conn_post_batch(conn);
+    ring_doorbell(conn);
+}
+
 static void run_queue(struct tl_conn *conn, struct tl_list *queue, bool needs_credit)
 {
     while (!tl_list_is_empty(queue) && space(conn) >= SPACE_OF_A_POST && conn->state != CONN_CLOSING) {
@@ -99,6 +118,7 @@ static void run_queue(struct tl_conn *conn, struct tl_list *queue, bool needs_cr
         if (conn->posts.response_budget_bytes == 0) return;
         struct pending_post *pending = TL_CONTAINER_OF(tl_list_pop_front(queue), struct pending_post, place);
         if (pending->post(pending)) tl_list_push_back(queue, &pending->place);
+        maybe_send_early(conn);
     }
 }
 
@@ -153,7 +173,7 @@ static void pump(struct tl_closure *closure)
         maybe_post_credits(conn);
         conn_post_batch(conn);
         if (!tl_list_is_empty(&conn->posts.reads.queue)) run_reads(conn);
-        if (conn->state != CONN_CLOSING) tl_queue_pair_doorbell(conn->pair);
+        if (conn->state != CONN_CLOSING) ring_doorbell(conn);
     }
     /* What was queued so far is posted, or waits for something. What is queued from here on needs another pump. */
     posts->is_pump_queued = false;
@@ -214,7 +234,10 @@ void conn_post_message(struct tl_conn *conn, const struct tl_message *message, s
     if (is_batch_open(conn) && tl_message_most_bytes(message) > slot_bytes - batch->len_bytes) conn_post_batch(conn);
     TL_CHECK(batch->conn == NULL || batch->conn == conn);
     if (batch->conn == NULL) begin_batch(conn);
-    batch->len_bytes += tl_message_encode(message, batch->bytes + batch->len_bytes);
+    uint32_t len_bytes = tl_message_encode(message, batch->bytes + batch->len_bytes);
+    batch->len_bytes += len_bytes;
+    conn->posts.unsent_messages++;
+    conn->posts.unsent_bytes += len_bytes;
     conn->engine->stats.messages_sent++;
     if (work == NULL) return;
     work->next = NULL;
@@ -232,6 +255,7 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
         if (batch->passed_bytes > PASSING_BYTES) conn_post_batch(conn);
     }
     conn->credits.peer_slots_used++;
+    conn->posts.unsent_bytes += len_bytes;
     conn->engine->stats.writes_posted++;
     conn->engine->stats.bytes_sent += len_bytes;
     if (work == NULL) work = work_for_space(conn);

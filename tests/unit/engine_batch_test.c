@@ -126,6 +126,66 @@ START_TEST(more_messages_than_a_slot_holds)
 }
 END_TEST
 
+static uint64_t rings(struct engine_side *side)
+{
+    struct fake_counters counters;
+    fake_provider_get_counters(side->provider, &counters);
+    return counters.rings;
+}
+
+/* The peer works on the first of many messages while the rest is composed. */
+START_TEST(many_messages_leave_in_parts)
+{
+    enum { MANY = 200, PARTS = 4 };
+    static struct engine_ask many[MANY];
+    char key[16];
+    options.engine.request_count = MANY;
+    open_pair();
+    for (unsigned i = 0; i < MANY; i++) {
+        snprintf(key, sizeof(key), "key%u", i);
+        many[i] = (struct engine_ask){.is_open = false};
+        engine_ask_start(asker, &many[i], key, 1);
+    }
+    uint64_t rung = rings(asker), slots_sent = engine_side_stats(asker).slots_sent;
+    (void)engine_side_round(asker);
+    ck_assert_uint_eq(engine_side_stats(asker).slots_sent - slots_sent, PARTS);
+    ck_assert_uint_eq(rings(asker) - rung, PARTS);
+    for (unsigned i = 0; i < MANY; i++)
+        engine_ask_cancel(&many[i]);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < MANY; i++)
+        engine_ask_fini(&many[i]);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* The same holds for values. */
+START_TEST(many_bytes_leave_in_parts)
+{
+    enum { SIZE_BYTES = 32 * 1024, PARTS = COUNT / 2 };
+    char key[16];
+    open_pair();
+    for (uint64_t step = 1; step <= 2; step++) { /* the first makes the meta-data known */
+        for (unsigned i = 0; i < COUNT; i++) {
+            snprintf(key, sizeof(key), "key%u", i);
+            asks[i] = (struct engine_ask){.is_open = false};
+            engine_ask_start(asker, &asks[i], key, step);
+        }
+        engine_pair_run(&pair);
+        uint64_t rung = rings(owner);
+        for (unsigned i = 0; i < COUNT; i++) {
+            snprintf(key, sizeof(key), "key%u", i);
+            engine_side_send(owner, key, step, engine_pool_bytes(owner, SIZE_BYTES, (uint8_t)i));
+        }
+        (void)engine_side_round(owner);
+        if (step == 2) ck_assert_uint_ge(rings(owner) - rung, PARTS);
+        engine_pair_run(&pair);
+        expect_all(TL_OK);
+    }
+    engine_pair_close(&pair);
+}
+END_TEST
+
 static bool has_large_begun(void)
 {
     const struct request *request = asks[1].fetch.transport_state;
@@ -335,6 +395,8 @@ int main(void)
     suite_add_tcase(suite, sharing);
     tcase_add_test(tcase, single_message);
     tcase_add_test(tcase, more_messages_than_a_slot_holds);
+    tcase_add_test(tcase, many_messages_leave_in_parts);
+    tcase_add_test(tcase, many_bytes_leave_in_parts);
     tcase_add_test(tcase, shorter_slots_of_the_peer);
     tcase_add_test(tcase, large_tensors_do_not_pass);
     tcase_add_loop_test(tcase, batch_that_is_lost, 0, 4);
