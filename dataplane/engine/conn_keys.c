@@ -17,7 +17,7 @@
 #include "dataplane/engine/conn_internal.h"
 
 /* How many keys of a client are kept, of which there may be many. */
-#define CLIENT_KEYS 1024
+#define CLIENT_KEYS 4096
 
 static const struct tl_error out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory for a key"};
 

@@ -107,7 +107,7 @@ START_TEST(clients)
     ck_assert_uint_eq(asker->conn->requests.keys.limit, TL_MAX_KEYS);
     ck_assert_uint_eq(owner->conn->responses.keys.limit, TL_MAX_KEYS);
     owner->conn->peer.name[0] = '\0';
-    ck_assert_uint_eq(conn_key_limit(owner->conn), 1024);
+    ck_assert_uint_eq(conn_key_limit(owner->conn), 4096);
     engine_pair_close(&pair);
 }
 END_TEST
