@@ -14,6 +14,9 @@
 #include "base/check.h"
 #include "base/error.h"
 
+/* A key with more places than these has them in an index; fewer are found sooner without one. */
+#define SCANNED_PLACES 4
+
 uint64_t tl_table_next_publication(struct tl_rendezvous *table)
 {
     if (++table->last_publication == 0) table->last_publication = 1;
@@ -70,30 +73,64 @@ void tl_table_name_put(struct tl_rendezvous *table, struct tl_table_name *name)
 
 /* ------------------------------------------------------------------------------------------------------ places -- */
 
-/* Also returns the hash of the place, whether there is one or not. */
-static struct tl_table_place *find_with_hash(struct tl_rendezvous *table, struct tl_table_name *name, uint64_t step,
-                                             unsigned *ret_hash)
+static struct tl_table_place *place_at(struct tl_list *link)
 {
-    struct tl_table_place *place;
-    const struct tl_table_place_id id = {.name = (uintptr_t)name, .step = step};
-    unsigned hash = hash_of(table, &id, sizeof(id));
-    HASH_FIND_BYHASHVALUE(hh, table->places, &id, sizeof(id), hash, place);
-    *ret_hash = hash;
-    return place;
+    return TL_CONTAINER_OF(link, struct tl_table_place, name_link);
+}
+
+static unsigned hash_of_place(const struct tl_rendezvous *table, const struct tl_table_place_id *id)
+{
+    return hash_of(table, id, sizeof(*id));
+}
+
+/* Returns false without memory. */
+static bool add_to_index(struct tl_rendezvous *table, struct tl_table_place *place)
+{
+    unsigned hash = hash_of_place(table, &place->id);
+    HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->places, &place->id, sizeof(place->id), hash, place);
+    return place->hh.tbl != NULL;
+}
+
+static void remove_from_index(struct tl_rendezvous *table, struct tl_table_place *place)
+{
+    HASH_DELETE(hh, table->places, place);
+}
+
+/* Returns false without memory. */
+static bool make_index(struct tl_rendezvous *table, struct tl_table_name *name)
+{
+    TL_LIST_FOREACH(&name->places, link)
+    {
+        if (add_to_index(table, place_at(link))) continue;
+        while ((link = link->prev) != &name->places)
+            remove_from_index(table, place_at(link));
+        return false;
+    }
+    name->has_index = true;
+    return true;
 }
 
 struct tl_table_place *tl_table_place_find(struct tl_rendezvous *table, struct tl_table_name *name, uint64_t step)
 {
-    unsigned hash;
-    return find_with_hash(table, name, step, &hash);
+    struct tl_table_place *place = NULL;
+    if (name->has_index) {
+        const struct tl_table_place_id id = {.name = (uintptr_t)name, .step = step};
+        unsigned hash = hash_of_place(table, &id);
+        HASH_FIND_BYHASHVALUE(hh, table->places, &id, sizeof(id), hash, place);
+        return place;
+    }
+    TL_LIST_FOREACH(&name->places, link)
+    {
+        if (place_at(link)->id.step == step) return place_at(link);
+    }
+    return NULL;
 }
 
 struct tl_table_place *tl_table_place_get(struct tl_rendezvous *table, const char *key, uint64_t step)
 {
     struct tl_table_name *name = tl_table_name_get(table, key);
     if (name == NULL) return NULL;
-    unsigned hash;
-    struct tl_table_place *place = find_with_hash(table, name, step, &hash);
+    struct tl_table_place *place = tl_table_place_find(table, name, step);
     if (place) {
         tl_table_name_put(table, name);
         place->use_count++;
@@ -105,9 +142,10 @@ struct tl_table_place *tl_table_place_get(struct tl_rendezvous *table, const cha
     place->use_count = 1;
     place->name = name;
     tl_list_init(&place->waiters);
-    HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->places, &place->id, sizeof(place->id), hash, place);
-    if (place->hh.tbl == NULL) goto fail;
+    if (name->place_count == SCANNED_PLACES && !name->has_index && !make_index(table, name)) goto fail;
+    if (name->has_index && !add_to_index(table, place)) goto fail;
     tl_list_push_back(&name->places, &place->name_link);
+    name->place_count++;
     return place;
 fail:
     free(place);
@@ -117,10 +155,12 @@ fail:
 
 void tl_table_place_put(struct tl_rendezvous *table, struct tl_table_place *place)
 {
+    struct tl_table_name *name = place->name;
     if (--place->use_count > 0) return;
-    HASH_DELETE(hh, table->places, place);
+    if (name->has_index) remove_from_index(table, place);
     tl_list_remove(&place->name_link);
-    tl_table_name_put(table, place->name);
+    if (--name->place_count == 0) name->has_index = false;
+    tl_table_name_put(table, name);
     tl_spares_put(&table->spare_places, place);
 }
 

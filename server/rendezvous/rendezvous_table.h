@@ -28,6 +28,9 @@
 #include <pthread.h>
 
 #define HASH_NONFATAL_OOM 1
+/* A look-up visits 1.5 entries on average and rarely more than 5, which are seldom in a cache; the buckets take some 40
+ * bytes for each of 10^6 entries. */
+#define HASH_BKT_CAPACITY_THRESH 6
 #include <uthash.h>
 
 #include "base/spares.h"
@@ -46,6 +49,8 @@ struct tl_table_name {
     size_t use_count;
     struct tl_table_publication *publication; /* NULL: none */
     struct tl_list places;
+    size_t place_count;
+    bool has_index;               /* the places are in tl_rendezvous.places */
     struct tl_list subscriptions; /* those with waiters, the one that has waited longest first */
     size_t subscription_count;    /* all subscriptions of the key, with and without waiters */
     struct tl_list offered; /* sent values that are not reserved, by step; maintained while there is a subscription */
@@ -59,7 +64,7 @@ struct tl_table_place_id {
 
 /* Where senders and receivers of (key, step) meet; used by its value and its waiters. */
 struct tl_table_place {
-    UT_hash_handle hh; /* in tl_rendezvous.places, by id */
+    UT_hash_handle hh; /* in tl_rendezvous.places, by id, if the name has an index */
     struct tl_table_place_id id;
     size_t use_count;
     struct tl_table_name *name;
@@ -158,7 +163,7 @@ struct tl_rendezvous {
     struct tl_error close_status;
 
     struct tl_table_name *names;
-    struct tl_table_place *places;
+    struct tl_table_place *places; /* those of names with more than a few */
     struct tl_table_step *steps;
     struct tl_table_step *latest_step; /* that was found last, as most are looked up many times in a row; NULL: none */
     struct tl_table_value *reservations;

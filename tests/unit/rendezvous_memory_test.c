@@ -206,6 +206,40 @@ START_TEST(send_keeps_nothing)
 }
 END_TEST
 
+/* A key with many steps has an index of them, which is made with the first step that is one too many. */
+START_TEST(steps_of_a_key)
+{
+    enum { COUNT = 9 };
+    static struct sender many[COUNT];
+    unsigned failed_count = 0;
+    for (unsigned i = 0; i < COUNT; i++) {
+        enum tl_status status = TL_RESOURCE_EXHAUSTED;
+        for (long n = 0; status != TL_OK; n++) {
+            many[i] = (struct sender){.base.over = on_over};
+            fail_allocation(n);
+            status = tl_rendezvous_send(table, "key", i, tensor, &many[i].base, NULL);
+            if (!end_failing()) break;
+            failed_count++;
+            ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
+            ck_assert_uint_eq(stats_now().held_tensors, i);
+        }
+        ck_assert_int_eq(status, TL_OK);
+        ck_assert(!table->places == !table->names->has_index);
+    }
+    ck_assert(table->names->has_index);
+    ck_assert_uint_ge(failed_count, COUNT);
+    for (unsigned i = COUNT; i-- > 0;) {
+        const struct tl_receiver base = {.id = {1, i}, .key = "key", .step = i, .deliver = on_deliver};
+        receivers[0] = (struct receiver){.base = base};
+        tl_rendezvous_receive(table, &receivers[0].base);
+        ck_assert_int_eq(receivers[0].outcome.code, TL_OK);
+        tl_rendezvous_acknowledge(table, &base.id);
+        ck_assert_int_eq(many[i].outcome.count, 1);
+    }
+    assert_nothing_is_kept();
+}
+END_TEST
+
 START_TEST(wait_keeps_nothing)
 {
     long n = 0;
@@ -428,6 +462,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, create);
     tcase_add_test(tcase, send_keeps_nothing);
+    tcase_add_test(tcase, steps_of_a_key);
     tcase_add_test(tcase, wait_keeps_nothing);
     tcase_add_test(tcase, subscription_keeps_nothing);
     tcase_add_test(tcase, value_that_cannot_be_reserved_stays);

@@ -24,7 +24,7 @@ enum {
     SEQUENCES = 25000,
     OPERATIONS = 40,
     KEYS = 3,
-    STEPS = 3,
+    STEPS = 6, /* more than a key without an index has */
     INCARNATIONS = 2,
     NUMBERS = 5,
     TIMES = 20,
