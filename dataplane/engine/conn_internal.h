@@ -107,7 +107,7 @@ struct conn_posts {
     uint64_t response_budget_bytes;   /* how much of PUMP_BYTES is left for responses in this pump */
     uint64_t completion_budget_bytes; /* how much of PUMP_BYTES is left for finished requests in this pump */
     uint32_t unsent_messages;         /* posted since the last doorbell */
-    uint64_t unsent_bytes;            /* of messages and writes, the same */
+    uint64_t unsent_bytes;            /* posted since then, with the bytes of writes */
     struct tl_work space_work;        /* completes when there is space in the queue pair again */
     bool is_space_work_out;           /* space_work is posted */
     bool is_pump_queued;              /* pump_closure is queued */

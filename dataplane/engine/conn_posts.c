@@ -9,7 +9,8 @@
  * Batches: the messages of one pump share slots. A batch leaves when the next message does not fit, and at the end of
  * the pump, so that a single message is as early as it would be alone. Writes that are posted meanwhile pass it, which
  * no message minds (docs/protocol.md, "Slots"), but only a few bytes: behind large tensors small ones must not wait for
- * more than a piece of each. A long pump rings the doorbell every now and then, so that both sides work at the same time.
+ * more than a piece of each. A long pump rings the doorbell every now and then, so that both sides work at the same
+ * time.
  *
  * Credits: a batch or a write with an immediate uses one slot at the peer. Slots come back in two ways: every batch
  * says how many slots its sender has consumed, and an answer to a request shows that everything up to the batch of that
