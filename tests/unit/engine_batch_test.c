@@ -392,11 +392,14 @@ int main(void)
     TCase *sharing = tcase_create("messages_of_a_round_share_a_slot");
     tcase_add_checked_fixture(sharing, setup, NULL);
     tcase_add_test(sharing, messages_of_a_round_share_a_slot);
+    TCase *parts = tcase_create("many_bytes_leave_in_parts");
+    tcase_add_checked_fixture(parts, setup, NULL);
+    tcase_add_test(parts, many_bytes_leave_in_parts);
+    suite_add_tcase(suite, parts);
     suite_add_tcase(suite, sharing);
     tcase_add_test(tcase, single_message);
     tcase_add_test(tcase, more_messages_than_a_slot_holds);
     tcase_add_test(tcase, many_messages_leave_in_parts);
-    tcase_add_test(tcase, many_bytes_leave_in_parts);
     tcase_add_test(tcase, shorter_slots_of_the_peer);
     tcase_add_test(tcase, large_tensors_do_not_pass);
     tcase_add_loop_test(tcase, batch_that_is_lost, 0, 4);
