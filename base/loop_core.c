@@ -10,6 +10,7 @@ void tl_loop_core_init(struct tl_loop_core *core)
     tl_mailbox_init(&core->mailbox);
     tl_timers_init(&core->timers);
     tl_list_init(&core->deferred);
+    tl_list_init(&core->last);
 }
 
 void tl_loop_core_fini(struct tl_loop_core *core)
@@ -28,11 +29,11 @@ unsigned tl_loop_core_fire_timers(struct tl_loop_core *core)
     return tl_timers_fire_due(&core->timers, tl_clock_now_ns());
 }
 
-bool tl_loop_core_run_deferred(struct tl_loop_core *core)
+static bool run_those(struct tl_list *deferred)
 {
     struct tl_list batch;
     tl_list_init(&batch);
-    tl_list_splice_back(&batch, &core->deferred);
+    tl_list_splice_back(&batch, deferred);
     bool was_any = !tl_list_is_empty(&batch);
     struct tl_list *link;
     while ((link = tl_list_pop_front(&batch)) != NULL) {
@@ -40,4 +41,10 @@ bool tl_loop_core_run_deferred(struct tl_loop_core *core)
         closure->run(closure);
     }
     return was_any;
+}
+
+bool tl_loop_core_run_deferred(struct tl_loop_core *core)
+{
+    bool was_any = run_those(&core->deferred);
+    return run_those(&core->last) || was_any;
 }

@@ -22,6 +22,7 @@ struct tl_loop_core {
     struct tl_mailbox mailbox;
     struct tl_timers timers;
     struct tl_list deferred; /* struct tl_closure */
+    struct tl_list last;     /* the same: run when the deferred ones have run */
 };
 
 void tl_loop_core_init(struct tl_loop_core *core);
@@ -32,6 +33,12 @@ void tl_loop_core_fini(struct tl_loop_core *core);
 static inline bool tl_loop_core_post(struct tl_loop_core *core, struct tl_closure *closure)
 {
     return tl_mailbox_post(&core->mailbox, closure);
+}
+
+/* Posts all closures of a list, which is empty afterwards. Returns as tl_loop_core_post. Thread: any. */
+static inline bool tl_loop_core_post_all(struct tl_loop_core *core, struct tl_list *closures)
+{
+    return tl_mailbox_post_all(&core->mailbox, closures);
 }
 
 /* Runs the closures that were posted before the call. Returns how many. */
@@ -49,13 +56,20 @@ static inline void tl_loop_core_defer(struct tl_loop_core *core, struct tl_closu
     tl_list_push_back(&core->deferred, &closure->link);
 }
 
-static inline bool tl_loop_core_has_deferred(const struct tl_loop_core *core)
+/* Defers a closure behind all deferred ones of this round, also behind those that only defer it. It must not be
+ * deferred already. */
+static inline void tl_loop_core_defer_last(struct tl_loop_core *core, struct tl_closure *closure)
 {
-    return !tl_list_is_empty(&core->deferred);
+    tl_list_push_back(&core->last, &closure->link);
 }
 
-/* Runs the closures that were deferred before the call; those that they defer wait for the next call. Returns whether
- * there were any. */
+static inline bool tl_loop_core_has_deferred(const struct tl_loop_core *core)
+{
+    return !tl_list_is_empty(&core->deferred) || !tl_list_is_empty(&core->last);
+}
+
+/* Runs the closures that were deferred before the call, then those that were deferred to be last; others that they
+ * defer wait for the next call. Returns whether there were any. */
 bool tl_loop_core_run_deferred(struct tl_loop_core *core);
 
 /* Mark the begin and the end of what an owner does with a loop. They nest, since a round of one loop may run rounds of

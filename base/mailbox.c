@@ -33,6 +33,16 @@ bool tl_mailbox_post(struct tl_mailbox *mailbox, struct tl_closure *closure)
     return must_wake;
 }
 
+bool tl_mailbox_post_all(struct tl_mailbox *mailbox, struct tl_list *closures)
+{
+    TL_CHECK(pthread_mutex_lock(&mailbox->mutex) == 0);
+    tl_list_splice_back(&mailbox->closures, closures);
+    bool must_wake = mailbox->is_owner_asleep;
+    mailbox->is_owner_asleep = false;
+    TL_CHECK(pthread_mutex_unlock(&mailbox->mutex) == 0);
+    return must_wake;
+}
+
 unsigned tl_mailbox_run(struct tl_mailbox *mailbox)
 {
     struct tl_list closures;

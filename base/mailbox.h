@@ -34,6 +34,9 @@ void tl_mailbox_fini(struct tl_mailbox *mailbox);
 /* Posts a closure. Returns true when the caller must wake the owner: at most once per sleep. Thread: any. */
 bool tl_mailbox_post(struct tl_mailbox *mailbox, struct tl_closure *closure) TL_MUST_USE;
 
+/* Posts all closures of a list, which is empty afterwards. Returns as tl_mailbox_post. Thread: any. */
+bool tl_mailbox_post_all(struct tl_mailbox *mailbox, struct tl_list *closures) TL_MUST_USE;
+
 /* Takes all closures and runs each. Returns how many there were. Closures that are posted meanwhile wait for the next
  * call. Thread: owner. */
 unsigned tl_mailbox_run(struct tl_mailbox *mailbox);

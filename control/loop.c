@@ -159,9 +159,19 @@ void tl_loop_post(struct tl_loop *loop, struct tl_closure *closure)
     if (tl_loop_core_post(&loop->core, closure)) tl_loop_wake(loop);
 }
 
+void tl_loop_post_all(struct tl_loop *loop, struct tl_list *closures)
+{
+    if (tl_loop_core_post_all(&loop->core, closures)) tl_loop_wake(loop);
+}
+
 void tl_loop_defer(struct tl_loop *loop, struct tl_closure *closure)
 {
     tl_loop_core_defer(&loop->core, closure);
+}
+
+void tl_loop_defer_last(struct tl_loop *loop, struct tl_closure *closure)
+{
+    tl_loop_core_defer_last(&loop->core, closure);
 }
 
 /* The loop has one owner at a time, so that a load and a store are enough. */

@@ -36,12 +36,16 @@ bool tl_loop_run_closures(struct tl_loop *loop);
 
 /* Posts a closure, which runs on the owner's thread. Thread: any. */
 void tl_loop_post(struct tl_loop *loop, struct tl_closure *closure);
+/* Posts all closures of a list, which is empty afterwards. Thread: any. */
+void tl_loop_post_all(struct tl_loop *loop, struct tl_list *closures);
 
 /* Makes a sleeping owner return from tl_loop_run_once. Thread: any. */
 void tl_loop_wake(struct tl_loop *loop);
 
 /* Runs the closure at the end of this round; it must not be deferred already. */
 void tl_loop_defer(struct tl_loop *loop, struct tl_closure *closure);
+/* Runs the closure behind all that this round defers; it must not be deferred already. */
+void tl_loop_defer_last(struct tl_loop *loop, struct tl_closure *closure);
 
 /* What the owner is doing. */
 struct tl_loop_pulse {

@@ -83,11 +83,20 @@ static void write_wake_fd(struct tl_reactor *reactor)
     TL_CHECK(written == sizeof(one) || errno == EAGAIN);
 }
 
-void tl_reactor_post(struct tl_reactor *reactor, struct tl_closure *closure)
+static void note_posted(struct tl_reactor *reactor, bool must_wake)
 {
-    bool must_wake = tl_loop_core_post(&reactor->core, closure);
     atomic_fetch_or_explicit(&reactor->attention, ATTENTION_CLOSURES, memory_order_release);
     if (must_wake) write_wake_fd(reactor);
+}
+
+void tl_reactor_post(struct tl_reactor *reactor, struct tl_closure *closure)
+{
+    note_posted(reactor, tl_loop_core_post(&reactor->core, closure));
+}
+
+void tl_reactor_post_all(struct tl_reactor *reactor, struct tl_list *closures)
+{
+    note_posted(reactor, tl_loop_core_post_all(&reactor->core, closures));
 }
 
 void tl_reactor_wake(struct tl_reactor *reactor)
@@ -371,6 +380,11 @@ void tl_reactor_end_sleep(struct tl_reactor *reactor)
 void tl_reactor_defer(struct tl_reactor *reactor, struct tl_closure *closure)
 {
     tl_loop_core_defer(&reactor->core, closure);
+}
+
+void tl_reactor_defer_last(struct tl_reactor *reactor, struct tl_closure *closure)
+{
+    tl_loop_core_defer_last(&reactor->core, closure);
 }
 
 struct tl_timers *tl_reactor_timers(struct tl_reactor *reactor)

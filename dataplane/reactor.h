@@ -43,10 +43,14 @@ bool tl_reactor_run_once(struct tl_reactor *reactor, int64_t deadline_ns);
 
 /* Posts a closure, which runs on the owner's thread. Thread: any. */
 void tl_reactor_post(struct tl_reactor *reactor, struct tl_closure *closure);
+/* Posts all closures of a list, which is empty afterwards. Thread: any. */
+void tl_reactor_post_all(struct tl_reactor *reactor, struct tl_list *closures);
 /* Makes a sleeping owner return. Thread: any. */
 void tl_reactor_wake(struct tl_reactor *reactor);
 /* Runs the closure at the end of this round; it must not be deferred already. */
 void tl_reactor_defer(struct tl_reactor *reactor, struct tl_closure *closure);
+/* Runs the closure behind all that this round defers; it must not be deferred already. */
+void tl_reactor_defer_last(struct tl_reactor *reactor, struct tl_closure *closure);
 
 /* Return the timers and the provider, valid as long as the reactor. */
 struct tl_timers *tl_reactor_timers(struct tl_reactor *reactor);

@@ -24,7 +24,7 @@ static void send_out(struct tl_session *session, struct tl_closure *closure, voi
 {
     session->closures_out++;
     closure->run = run;
-    tl_transport_post(session->transport, closure);
+    tl_transport_send(session->transport, closure);
 }
 
 static void post_to_reactor(void *context, struct tl_closure *closure)
@@ -35,9 +35,8 @@ static void post_to_reactor(void *context, struct tl_closure *closure)
 void session_send_to_loop(struct tl_transport *transport, struct tl_closure *closure,
                           void (*run)(struct tl_closure *closure))
 {
-    const struct tl_executor *executor = &transport->worker->executor;
     closure->run = run;
-    executor->post(executor, closure);
+    tl_transport_send_back(transport, closure);
 }
 
 static void came_back(struct tl_session *session)

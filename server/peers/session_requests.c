@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The requests that travel over a session. A request is given to the reactor by one closure, is cancelled by a second
- * one, and comes back with a third one. It is done when its result has come and no cancel is on its way.
+ * one, and comes back with a third one; those of a round travel together (tl_transport_send). It is done when its
+ * result has come and no cancel is on its way.
  */
 #include "server/peers/session_internal.h"
 
@@ -111,7 +112,7 @@ void tl_session_fetch(struct tl_session *session, struct tl_peer_request *reques
     session->request_count++;
     tl_progress_busy(&session->transport->worker->progress, 1);
     request->closure.run = start;
-    tl_transport_post(session->transport, &request->closure);
+    tl_transport_send(session->transport, &request->closure);
 }
 
 void tl_session_cancel(struct tl_peer_request *request)
@@ -119,5 +120,5 @@ void tl_session_cancel(struct tl_peer_request *request)
     if (request->is_cancel_out || request->is_done) return;
     request->is_cancel_out = true;
     request->cancel_closure.run = cancel;
-    tl_transport_post(request->session->transport, &request->cancel_closure);
+    tl_transport_send(request->session->transport, &request->cancel_closure);
 }

@@ -172,9 +172,9 @@ void tl_progress_fini(struct tl_progress_engine *progress)
     fini(progress);
 }
 
-void tl_progress_post(struct tl_progress_engine *progress, struct tl_closure *closure)
+/* Something was posted to the loop: lets the parked thread run it. */
+static void want_thread(struct tl_progress_engine *progress)
 {
-    tl_loop_post(progress->loop, closure);
     /* A thread that is about to park finds the closure in its next round. */
     if (!__atomic_load_n(&progress->is_parked, __ATOMIC_RELAXED)) return;
     pthread_mutex_lock(&progress->mutex);
@@ -183,6 +183,18 @@ void tl_progress_post(struct tl_progress_engine *progress, struct tl_closure *cl
         pthread_cond_signal(&progress->thread_cond);
     }
     pthread_mutex_unlock(&progress->mutex);
+}
+
+void tl_progress_post(struct tl_progress_engine *progress, struct tl_closure *closure)
+{
+    tl_loop_post(progress->loop, closure);
+    want_thread(progress);
+}
+
+void tl_progress_post_all(struct tl_progress_engine *progress, struct tl_list *closures)
+{
+    tl_loop_post_all(progress->loop, closures);
+    want_thread(progress);
 }
 
 /* ------------------------------------------------------------------------------------------------------- waits -- */

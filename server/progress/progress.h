@@ -60,6 +60,8 @@ void tl_progress_fini(struct tl_progress_engine *progress);
 
 /* Posts work that its poster does not wait for. Thread: any. */
 void tl_progress_post(struct tl_progress_engine *progress, struct tl_closure *closure);
+/* The same for all closures of a list, which is empty afterwards. */
+void tl_progress_post_all(struct tl_progress_engine *progress, struct tl_list *closures);
 
 /* Counts requests that travel on the data plane (+1, -1): while there are any, reactors are polled all the time.
  * Thread: the loop's owner. */

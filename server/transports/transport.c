@@ -154,6 +154,7 @@ enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_tra
     transport->drain_deadline_timer.fire = drain_timed_out;
     transport->refuse_closure.run = refuse_waiting;
     tl_list_init(&transport->sessions);
+    tl_transport_init_posts(transport);
     tl_serving_init(&transport->serving, worker, &transport->executor);
     enum tl_status status = build(transport, source, has_thread, ret_error);
     if (status != TL_OK) {

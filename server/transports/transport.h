@@ -83,6 +83,12 @@ extern const struct tl_transport_source tl_transport_local;
 /* The transport through the RDMA cards of this machine. */
 extern const struct tl_transport_source tl_transport_verbs;
 
+/* Closures that leave a thread together, in one post at the end of its round. */
+struct tl_outbox {
+    struct tl_list closures;
+    struct tl_closure post_closure; /* deferred while there are closures */
+};
+
 struct tl_transport {
     struct tl_worker *worker;
     const struct tl_transport_source *source;
@@ -102,7 +108,9 @@ struct tl_transport {
     bool has_thread;
     bool is_stopping; /* tells the thread to stop; any thread, atomic */
 
-    struct tl_list sessions; /* list of struct tl_session: all sessions that are not freed */
+    struct tl_outbox to_reactor; /* the loop's */
+    struct tl_outbox to_loop;    /* the reactor's */
+    struct tl_list sessions;     /* list of struct tl_session: all sessions that are not freed */
     struct tl_closure refuse_closure;
     struct tl_timer drain_deadline_timer;
     bool is_refused; /* refuse_closure has come back */
@@ -117,7 +125,15 @@ struct tl_transport {
 enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_transport_source *source, bool has_thread,
                                    struct tl_transport **ret_transport, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Posts a closure to the reactor. Thread: any. */
+/* Post a closure to the reactor, and back to the loop, at the end of this round and together with all others, so that
+ * many requests need one lock and one wake. Closures come in the order in which they were sent. Thread: the loop's
+ * owner for the first, the reactor's for the second. */
+void tl_transport_send(struct tl_transport *transport, struct tl_closure *closure);
+void tl_transport_send_back(struct tl_transport *transport, struct tl_closure *closure);
+/* Prepares both ways. */
+void tl_transport_init_posts(struct tl_transport *transport);
+
+/* Posts a closure to the reactor at once. Thread: any. */
 static inline void tl_transport_post(struct tl_transport *transport, struct tl_closure *closure)
 {
     transport->executor.post(&transport->executor, closure);

@@ -100,6 +100,41 @@ START_TEST(what_is_deferred_meanwhile_waits)
 }
 END_TEST
 
+static struct tl_closure last_closure;
+
+static void defer_last(struct tl_closure *closure)
+{
+    (void)closure;
+    run_count++;
+    tl_loop_core_defer_last(&core, &last_closure);
+}
+
+static void is_last(struct tl_closure *closure)
+{
+    (void)closure;
+    ck_assert_uint_eq(run_count, 2);
+    run_count++;
+}
+
+/* It runs behind all others of the round, also when one of these has deferred it. */
+START_TEST(last_closures_run_behind_the_deferred_ones)
+{
+    struct tl_closure first = {.run = defer_last}, second = {.run = count};
+    last_closure = (struct tl_closure){.run = is_last};
+    tl_loop_core_defer(&core, &first);
+    tl_loop_core_defer(&core, &second);
+    ck_assert(tl_loop_core_run_deferred(&core));
+    ck_assert_uint_eq(run_count, 3);
+    ck_assert(!tl_loop_core_has_deferred(&core));
+    run_count = 2;
+    tl_loop_core_defer_last(&core, &last_closure);
+    ck_assert(tl_loop_core_has_deferred(&core));
+    ck_assert(!tl_loop_core_prepare_sleep(&core));
+    ck_assert(tl_loop_core_run_deferred(&core));
+    ck_assert_uint_eq(run_count, 3);
+}
+END_TEST
+
 START_TEST(timers_fire_when_they_are_due)
 {
     struct tl_timer timer = {.fire = fired};
@@ -171,6 +206,7 @@ int main(void)
     tcase_add_test(tcase, what_is_left_at_the_end_runs_in_a_loop);
     tcase_add_test(tcase, deferred_closures_run_once);
     tcase_add_test(tcase, what_is_deferred_meanwhile_waits);
+    tcase_add_test(tcase, last_closures_run_behind_the_deferred_ones);
     tcase_add_test(tcase, timers_fire_when_they_are_due);
     tcase_add_test(tcase, sleep_ends_with_the_deadline_or_a_timer);
     tcase_add_test(tcase, no_sleep_while_closures_wait);

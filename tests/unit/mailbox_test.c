@@ -57,6 +57,28 @@ START_TEST(in_order)
 }
 END_TEST
 
+/* Behind what was posted before, with one wake. */
+START_TEST(a_list_in_order)
+{
+    struct tl_list closures;
+    tl_list_init(&closures);
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[0].closure));
+    for (int i = 1; i < 3; i++)
+        tl_list_push_back(&closures, &notes[i].closure.link);
+    ck_assert(!tl_mailbox_post_all(&mailbox, &closures));
+    ck_assert(tl_list_is_empty(&closures));
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 3);
+    for (unsigned i = 0; i < 3; i++)
+        ck_assert_uint_eq(delivered[i], i);
+    ck_assert(tl_mailbox_prepare_sleep(&mailbox));
+    tl_list_push_back(&closures, &notes[0].closure.link);
+    ck_assert(tl_mailbox_post_all(&mailbox, &closures));
+    tl_list_push_back(&closures, &notes[1].closure.link);
+    ck_assert(!tl_mailbox_post_all(&mailbox, &closures));
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 2);
+}
+END_TEST
+
 static void post_another(struct tl_closure *closure)
 {
     record(closure);
@@ -187,6 +209,7 @@ int main(void)
     TCase *tcase = tcase_create("mailbox");
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, in_order);
+    tcase_add_test(tcase, a_list_in_order);
     tcase_add_test(tcase, posted_while_delivering_waits);
     tcase_add_test(tcase, closures_may_be_freed);
     tcase_add_test(tcase, one_wake_per_sleep);

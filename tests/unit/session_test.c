@@ -132,9 +132,15 @@ static void post_to_reactor_list(const struct tl_executor *executor, struct tl_c
     tl_list_push_back(&to_reactor, &closure->link);
 }
 
-static void post_to_loop_list(const struct tl_executor *executor, struct tl_closure *closure)
+void tl_transport_send(struct tl_transport *to, struct tl_closure *closure)
 {
-    (void)executor;
+    ck_assert_ptr_eq(to, &transport);
+    tl_list_push_back(&to_reactor, &closure->link);
+}
+
+void tl_transport_send_back(struct tl_transport *from, struct tl_closure *closure)
+{
+    ck_assert_ptr_eq(from, &transport);
     tl_list_push_back(&to_loop, &closure->link);
 }
 
@@ -196,7 +202,6 @@ static void setup(void)
     tl_list_init(&transport.sessions);
     transport.worker = &worker;
     transport.executor.post = post_to_reactor_list;
-    worker.executor.post = post_to_loop_list;
 }
 
 /* ------------------------------------------------------------------------------------------------------- edges -- */
