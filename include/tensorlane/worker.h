@@ -248,24 +248,31 @@ struct tl_subscribe_options {
 
 /* Receives every value that a peer has or will have under a key, without asking for each: of what is sent, every value
  * from from_step on, that with the lowest step first when several are there; of what is published, from from_step on,
- * the newest version that this subscription has not had. Each is a completion (TL_OP_SUBSCRIBE, with step and tensor).
- * Its tensor lends one of the buffers: when its last reference is put, on any thread, another value may be written
- * there. So a program that puts none gets at most `count` values; that holds up nothing else.
+ * the newest version that this subscription has not had. Each is a completion (TL_OP_SUBSCRIBE, with step and tensor;
+ * duration_ns counts from when its buffer was free). Its tensor lends one of the buffers: when its last reference is
+ * put, on any thread, another value may be written there. So a program that puts none gets at most `count` values; that
+ * holds up nothing else.
  * A receive of exactly (key, step) that waits comes before subscriptions. Several subscriptions of a sent key take
  * turns, and each published value comes to all of them.
+ * Completions come in the order in which the peer has given the values, failures too, also when a later one has arrived
+ * first. Two cases are left out: values that come when a connection has just broken, and over gRPC those of different
+ * sizes, where a small value may come before a larger one. After a connection was broken for longer than
+ * timeouts.reservation, a published value may come once more.
  * A value that cannot be received is a completion with its step and status, and without a tensor: it does not fit the
- * destinations, its checksum is wrong, its step was aborted here, or there is no memory. The subscription goes on with
- * later steps; a sent value that does not fit is then offered to others. Steps that are aborted or ended at the peer
- * are left out. A peer that cannot be reached is no error: what it has under the key comes when it is back. When it has
- * restarted, its values are new ones, whatever their steps. Values that come when a connection has just broken may come
- * in another order, and after one was broken for longer than timeouts.reservation, a published value may come once
- * more. A subscription ends with tl_cancel, with close, or when the peer refuses it, and then has one last completion,
- * without tensor and step, whose status is not TL_OK: TL_CANCELLED; TL_UNIMPLEMENTED: the peer is of an older version;
- * TL_RESOURCE_EXHAUSTED: the peer lets no more of this worker's receivers wait (limits.waiting; a subscription counts
- * as count + 1), or there is no memory. Values that arrive meanwhile come before it. TL_TIMEOUT_DEFAULT does not apply.
- * Errors of the call: TL_INVALID_ARGUMENT: the key, size_bytes, count, or a destination that is NULL, read-only, on a
- * device, or unlike the first. TL_NOT_FOUND: no such peer. TL_RESOURCE_EXHAUSTED: no memory. TL_FAILED_PRECONDITION: cq
- * drives another worker (TL_PROGRESS_CALLER).
+ * destinations, its checksum is wrong, its file has changed at the peer, its step was aborted here, it lies on a device
+ * of this very worker, or there is no memory. Its buffer is used again once that completion was read. The subscription
+ * goes on with later steps; a sent value that does not fit is then offered to others. Steps that are aborted or ended
+ * at the peer are left out. A peer that cannot be reached is no error: what it has under the key comes when it is back.
+ * When it has restarted, its values are new ones, whatever their steps. A subscription ends with tl_cancel, with close,
+ * or when it cannot go on, and then has one last completion, without tensor and step, whose status is not TL_OK:
+ * TL_CANCELLED; TL_UNIMPLEMENTED: the peer is of an older version; TL_RESOURCE_EXHAUSTED: the peer lets no more of this
+ * worker's receivers wait (limits.waiting; a subscription counts as count + 1), or there is no memory; TL_UNAVAILABLE:
+ * "rdma": "require" leaves no way to the peer. Values that arrive meanwhile come before it. TL_TIMEOUT_DEFAULT does not
+ * apply.
+ * Errors of the call: TL_INVALID_ARGUMENT: the key, no options, size_bytes, count, or a destination that is NULL,
+ * read-only, on a device, or unlike the first. TL_UNIMPLEMENTED: an option that this version does not know.
+ * TL_NOT_FOUND: no such peer. TL_RESOURCE_EXHAUSTED: no memory. TL_FAILED_PRECONDITION: cq drives another worker
+ * (TL_PROGRESS_CALLER).
  * Ownership: references to the destinations are held until the last completion; tensors that were delivered outlive it,
  * and the worker. Thread: any. */
 TL_API enum tl_status tl_subscribe(struct tl_worker *worker, tl_peer_id peer, const char *key,

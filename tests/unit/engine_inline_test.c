@@ -203,6 +203,38 @@ START_TEST(step_of_a_subscription)
 }
 END_TEST
 
+static struct engine_ask subscribed[2];
+
+/* The second value is here, and the first is not: all that the subscription knows is which was asked first. */
+static void overtaken(struct engine_ask *second)
+{
+    const struct tl_fetch *first = &subscribed[0].fetch;
+    ck_assert(subscribed[0].is_open);
+    ck_assert(tl_fetch_was_asked_before(first, &second->fetch));
+    ck_assert(!tl_fetch_was_asked_before(&second->fetch, first));
+}
+
+/* A value of a subscription that travels inside of DONE overtakes one that was given before it and is written. */
+START_TEST(order_of_a_subscription)
+{
+    open_pair();
+    for (size_t i = 0; i < 2; i++) {
+        subscribed[i] = (struct engine_ask){.subscription = 7, .on_done = i == 1 ? overtaken : NULL};
+        engine_ask_start(asker, &subscribed[i], "key", 1);
+    }
+    engine_pair_run(&pair);
+    engine_side_send(owner, "key", 1, engine_pool_bytes(owner, 2 * TL_INLINE_BYTES, 1));
+    engine_side_send(owner, "key", 2, engine_bytes(SMALL_BYTES, 2));
+    engine_pair_run(&pair);
+    for (size_t i = 0; i < 2; i++) {
+        ck_assert_int_eq(subscribed[i].result.code, TL_OK);
+        ck_assert_uint_eq(subscribed[i].fetch.offer_step, i + 1);
+        engine_ask_fini(&subscribed[i]);
+    }
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* A destination of the caller takes a value that fits. The owner keeps any other value, and says what it is. */
 START_TEST(destination_of_the_caller)
 {
@@ -351,6 +383,10 @@ int main(void)
     tcase_add_checked_fixture(sizes_case, setup, NULL);
     tcase_add_test(sizes_case, sizes); /* a case of its own, which tests/defects selects */
     suite_add_tcase(suite, sizes_case);
+    TCase *order_case = tcase_create("order_of_a_subscription"); /* the same */
+    tcase_add_checked_fixture(order_case, setup, NULL);
+    tcase_add_test(order_case, order_of_a_subscription);
+    suite_add_tcase(suite, order_case);
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, small_after_large);
     tcase_add_test(tcase, checksums_and_published_steps);
