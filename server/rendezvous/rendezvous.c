@@ -71,8 +71,7 @@ static void fail_step(struct tl_rendezvous *table, struct tl_table_step *step, c
         tl_table_value_conclude(table, TL_CONTAINER_OF(step->values.next, struct tl_table_value, step_link), status,
                                 deferred_calls);
     while (!tl_list_is_empty(&step->waiters))
-        tl_table_waiter_conclude(table, TL_CONTAINER_OF(step->waiters.next, struct tl_table_waiter, step_link), status,
-                                 deferred_calls);
+        tl_table_waiter_conclude(table, tl_table_step_waiter(step), status, NULL, deferred_calls);
 }
 
 static void clear(struct tl_rendezvous *table, const struct tl_error *status, struct tl_list *deferred_calls)
@@ -88,7 +87,8 @@ static void clear(struct tl_rendezvous *table, const struct tl_error *status, st
         tl_table_publication_end(table, TL_CONTAINER_OF(table->publications.next, struct tl_table_publication, link),
                                  deferred_calls);
     tl_table_subscriptions_clear(table, status, deferred_calls);
-    TL_CHECK(table->names == NULL && table->places == NULL && table->waiters == NULL && table->reservations == NULL);
+    TL_CHECK(table->names.count == 0 && table->places.count == 0 && table->waiters.count == 0 &&
+             table->reservations == NULL);
 }
 
 void tl_rendezvous_close(struct tl_rendezvous *table, const struct tl_error *status)
@@ -117,7 +117,9 @@ void tl_rendezvous_destroy(struct tl_rendezvous *table)
     TL_CHECK(pthread_mutex_destroy(&table->mutex) == 0);
     tl_spares_fini(&table->spare_places);
     tl_spares_fini(&table->spare_values);
-    tl_spares_fini(&table->spare_waiters);
+    tl_hash_table_fini(&table->names);
+    tl_hash_table_fini(&table->places);
+    tl_hash_table_fini(&table->waiters);
     tl_shares_destroy(table->waiting);
     free(table);
 }
@@ -136,13 +138,14 @@ static void offer_value(struct tl_rendezvous *table, struct tl_table_value *valu
 {
     struct tl_list *waiters = &value->place->waiters;
     while (!value->is_reserved && !tl_list_is_empty(waiters)) {
-        struct tl_table_waiter *waiter = TL_CONTAINER_OF(waiters->next, struct tl_table_waiter, place_link);
-        if (!tl_table_value_reserve(table, value, &waiter->id, NULL)) {
-            tl_table_waiter_conclude(table, waiter, &no_memory, deferred_calls);
+        struct tl_receiver *receiver = tl_table_waiter_at(waiters->next);
+        struct tl_offer offer;
+        if (!tl_table_value_reserve(table, value, &receiver->id, NULL)) {
+            tl_table_waiter_conclude(table, receiver, &no_memory, NULL, deferred_calls);
             continue;
         }
-        tl_table_value_offer(value, &waiter->offer);
-        tl_table_waiter_conclude(table, waiter, NULL, deferred_calls);
+        tl_table_value_offer(value, &offer);
+        tl_table_waiter_conclude(table, receiver, NULL, &offer, deferred_calls);
     }
     if (!value->is_reserved) tl_table_subscriptions_offer_value(table, value, deferred_calls);
 }
@@ -152,7 +155,7 @@ static enum tl_status check_place(struct tl_rendezvous *table, const struct tl_t
                                   struct tl_error *ret_error)
 {
     const char *key = place->name->key;
-    uint64_t step = place->id.step;
+    uint64_t step = place->step->step;
     if (place->value)
         return tl_error_set(ret_error, TL_ALREADY_EXISTS,
                             "%s of step %" PRIu64 " is already offered; end the step or cancel that send first", key,
@@ -308,12 +311,12 @@ void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *rece
     status.message[0] = '\0';
     tl_list_init(&deferred_calls);
     tl_table_lock(table);
-    receiver->entry = NULL;
-    struct tl_table_waiter *earlier = tl_table_waiter_find(table, &receiver->id);
+    receiver->is_waiting = false;
+    struct tl_receiver *earlier = tl_table_waiter_find(table, &receiver->id);
     if (receiver->order == 0) receiver->order = ++table->last_order;
-    bool is_superseded = earlier && earlier->receiver->order > receiver->order;
+    bool is_superseded = earlier && earlier->order > receiver->order;
     if (is_superseded) status = superseded;
-    if (earlier && !is_superseded) tl_table_waiter_conclude(table, earlier, &superseded, &deferred_calls);
+    if (earlier && !is_superseded) tl_table_waiter_conclude(table, earlier, &superseded, NULL, &deferred_calls);
     bool is_waiting = !is_superseded && find_or_wait(table, receiver, &status, &offer);
     tl_table_unlock_and_run(table, &deferred_calls);
     if (!is_waiting) receiver->deliver(receiver, &status, status.code == TL_OK ? &offer : NULL);
@@ -322,13 +325,10 @@ void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *rece
 bool tl_rendezvous_cancel(struct tl_rendezvous *table, struct tl_receiver *receiver)
 {
     tl_table_lock(table);
-    struct tl_table_waiter *waiter = receiver->entry;
-    if (waiter) {
-        tl_table_waiter_remove(table, waiter);
-        tl_spares_put(&table->spare_waiters, waiter);
-    }
+    bool was_waiting = receiver->is_waiting;
+    if (was_waiting) tl_table_waiter_remove(table, receiver);
     tl_table_unlock(table);
-    return waiter != NULL;
+    return was_waiting;
 }
 
 /* ------------------------------------------------------------------------------------------------ reservations -- */
@@ -386,8 +386,8 @@ void tl_rendezvous_give_up(struct tl_rendezvous *table, const struct tl_request_
     struct tl_list deferred_calls;
     tl_list_init(&deferred_calls);
     tl_table_lock(table);
-    struct tl_table_waiter *waiter = tl_table_waiter_find(table, id);
-    if (waiter) tl_table_waiter_conclude(table, waiter, &not_wanted, &deferred_calls);
+    struct tl_receiver *receiver = tl_table_waiter_find(table, id);
+    if (receiver) tl_table_waiter_conclude(table, receiver, &not_wanted, NULL, &deferred_calls);
     struct tl_table_value *value = tl_table_value_find(table, id);
     if (value) refuse(table, value, &deferred_calls);
     tl_table_unlock_and_run(table, &deferred_calls);
@@ -429,14 +429,16 @@ void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t inc
 {
     struct tl_list deferred_calls, values;
     struct tl_table_value *value, *next;
-    struct tl_table_waiter *waiter, *next_waiter;
+    struct tl_hash_link *waiter, *next_waiter;
     tl_list_init(&deferred_calls);
     tl_list_init(&values);
     tl_table_lock(table);
     /* Its waiters go first, so that no value is offered to them. */
-    HASH_ITER(hh, table->waiters, waiter, next_waiter)
-    {
-        if (waiter->id.incarnation == incarnation) tl_table_waiter_conclude(table, waiter, &gone, &deferred_calls);
+    for (waiter = tl_hash_table_first(&table->waiters); waiter != NULL; waiter = next_waiter) {
+        struct tl_receiver *receiver = TL_CONTAINER_OF(waiter, struct tl_receiver, wait.hash);
+        next_waiter = tl_hash_table_after(&table->waiters, waiter);
+        if (receiver->id.incarnation == incarnation)
+            tl_table_waiter_conclude(table, receiver, &gone, NULL, &deferred_calls);
     }
     /* All reservations are collected before one is released, because that adds others. */
     HASH_ITER(hh, table->reservations, value, next)
@@ -490,8 +492,7 @@ static uint64_t end_step(struct tl_rendezvous *table, struct tl_table_step *step
         }
     }
     while (!tl_list_is_empty(&step->waiters))
-        tl_table_waiter_conclude(table, TL_CONTAINER_OF(step->waiters.next, struct tl_table_waiter, step_link),
-                                 waiter_status, deferred_calls);
+        tl_table_waiter_conclude(table, tl_table_step_waiter(step), waiter_status, NULL, deferred_calls);
     tl_table_step_unmark(table, step);
     table->stats.dropped_tensors += dropped_count;
     return dropped_count;

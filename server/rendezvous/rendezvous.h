@@ -24,10 +24,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/hash_table.h"
+#include "base/list.h"
+#include "base/mailbox.h"
 #include "base/shares.h"
 #include "tensor/transfer.h"
 
 struct tl_rendezvous;
+struct tl_table_place;
+struct tl_table_subscription;
 
 struct tl_rendezvous_limits {
     uint64_t waiting_receivers; /* receivers that may wait at a time: divided among clients (base/shares.h), and again
@@ -129,21 +134,49 @@ void tl_rendezvous_walk_end(struct tl_rendezvous *table, struct tl_table_walk *w
 
 /* --------------------------------------------------------------------------------------------------- receivers -- */
 
-/* Embedded in what wants a tensor. */
+/* The table's part of a receiver that waits. */
+struct tl_table_wait {
+    struct tl_hash_link hash;                   /* in the table, by id */
+    struct tl_table_place *place;               /* NULL: it waits for a subscription */
+    struct tl_table_subscription *subscription; /* NULL: it waits for exactly one value */
+    struct tl_list link;                        /* in place->waiters or subscription->waiters */
+    union {
+        struct tl_list step_link; /* in place->step->waiters */
+        uint64_t step;            /* which the subscription wants at least */
+    };
+};
+
+/* The answer to a receiver that has waited. */
+struct tl_table_answer {
+    struct tl_closure closure;     /* calls deliver once the mutex is free */
+    const struct tl_error *status; /* valid until deliver has returned */
+    struct tl_offer offer;         /* with TL_OK */
+};
+
+/* Embedded in what wants a tensor. Hundreds of thousands may wait, so that what is needed one after the other shares
+ * its memory. */
 struct tl_receiver {
     struct tl_request_id id;
-    const char *key; /* valid until deliver has been called or tl_rendezvous_cancel has returned true */
-    uint64_t step;
-    uint64_t subscription; /* a number within the incarnation: any value of at least `step` that the subscription has
-                              not had, sent ones in the order of their steps; 0: none */
-    const struct tl_share_client *client; /* the client that is charged while it waits; NULL: this program */
     /* When the request was made first: the table counts requests. 0: now; the table sets it. One that asks again keeps
      * its number. */
     uint64_t order;
     /* The answer, exactly once unless cancelled: a status, or with TL_OK an offer whose tensor reference the callee
      * takes over. */
     void (*deliver)(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer);
-    void *entry; /* the table's; NULL unless it waits */
+    struct tl_share *share; /* the table's, while it waits: what its client is charged to; NULL: it is this program's */
+    bool is_waiting;        /* the table's */
+    union {
+        /* What is wanted, set for each call of tl_rendezvous_receive. */
+        struct {
+            const char *key; /* valid until that call returns */
+            uint64_t step;
+            uint64_t subscription; /* a number within the incarnation: any value of at least `step` that the
+                                      subscription has not had, sent ones in the order of their steps; 0: none */
+            const struct tl_share_client *client; /* is charged while it waits; NULL: this program */
+        };
+        struct tl_table_wait wait;     /* the table's, while it waits */
+        struct tl_table_answer answer; /* the table's, until deliver is called; then free to be used */
+    };
 };
 
 /* Wants (key, step). deliver is called before this returns when the answer is known. Of two receivers

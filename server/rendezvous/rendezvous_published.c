@@ -24,12 +24,12 @@ static void offer_publication(struct tl_rendezvous *table, struct tl_table_publi
     TL_LIST_FOREACH_SAFE(&publication->name->places, link)
     {
         struct tl_table_place *place = TL_CONTAINER_OF(link, struct tl_table_place, name_link);
-        if (place->id.step > publication->step) continue;
-        place->use_count++;
+        if (place->step->step > publication->step) continue;
+        place->hash.use_count++;
         while (!tl_list_is_empty(&place->waiters)) {
-            struct tl_table_waiter *waiter = TL_CONTAINER_OF(place->waiters.next, struct tl_table_waiter, place_link);
-            tl_table_publication_offer(publication, &waiter->offer);
-            tl_table_waiter_conclude(table, waiter, NULL, deferred_calls);
+            struct tl_offer offer;
+            tl_table_publication_offer(publication, &offer);
+            tl_table_waiter_conclude(table, tl_table_waiter_at(place->waiters.next), NULL, &offer, deferred_calls);
         }
         tl_table_place_put(table, place);
     }

@@ -36,7 +36,7 @@ static struct tl_table_subscription *find(struct tl_rendezvous *table, const str
 /* Puts a value that is not reserved into its key's list. Steps nearly always grow. */
 static void list_value(struct tl_table_value *value)
 {
-    struct tl_list *offered = &value->name->offered;
+    struct tl_list *offered = &value->name->subscribed->offered;
     struct tl_list *place = offered;
     if (tl_list_is_linked(&value->offered_link)) return;
     while (place->prev != offered &&
@@ -59,10 +59,21 @@ static void free_subscription(struct tl_rendezvous *table, struct tl_table_subsc
 {
     HASH_DELETE(hh, table->subscriptions, subscription);
     tl_list_remove(&subscription->link);
-    subscription->name->subscription_count--;
+    subscription->name->subscribed->subscription_count--;
     tl_table_name_put(table, subscription->name);
     tl_table_dismiss(table, subscription->share);
     free(subscription);
+}
+
+/* Returns false without memory. */
+static bool may_be_subscribed(struct tl_table_name *name)
+{
+    if (name->subscribed != NULL) return true;
+    name->subscribed = calloc(1, sizeof(*name->subscribed));
+    if (name->subscribed == NULL) return false;
+    tl_list_init(&name->subscribed->subscriptions);
+    tl_list_init(&name->subscribed->offered);
+    return true;
 }
 
 /* Returns NULL without memory. */
@@ -74,11 +85,11 @@ static struct tl_table_subscription *add(struct tl_rendezvous *table, const stru
     tl_list_init(&subscription->waiters);
     tl_list_init(&subscription->link);
     subscription->name = tl_table_name_get(table, key);
-    if (subscription->name == NULL) goto fail;
+    if (subscription->name == NULL || !may_be_subscribed(subscription->name)) goto fail;
     unsigned hash = (unsigned)XXH3_64bits_withSeed(id, sizeof(*id), table->hash_seed);
     HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->subscriptions, &subscription->id, sizeof(*id), hash, subscription);
     if (subscription->hh.tbl == NULL) goto fail;
-    if (subscription->name->subscription_count++ == 0) list_values(subscription->name);
+    if (subscription->name->subscribed->subscription_count++ == 0) list_values(subscription->name);
     return subscription;
 fail:
     if (subscription->name) tl_table_name_put(table, subscription->name);
@@ -183,9 +194,8 @@ void tl_table_subscriptions_clear(struct tl_rendezvous *table, const struct tl_e
     {
         subscription->use_count++;
         while (!tl_list_is_empty(&subscription->waiters))
-            tl_table_waiter_conclude(table,
-                                     TL_CONTAINER_OF(subscription->waiters.next, struct tl_table_waiter, place_link),
-                                     status, deferred_calls);
+            tl_table_waiter_conclude(table, tl_table_waiter_at(subscription->waiters.next), status, NULL,
+                                     deferred_calls);
         tl_table_subscription_put(table, subscription);
     }
     (void)tl_table_subscriptions_sweep(table, true);
@@ -197,7 +207,7 @@ void tl_table_subscription_requeue(struct tl_table_subscription *subscription)
 {
     tl_list_remove(&subscription->link);
     if (tl_list_is_empty(&subscription->waiters)) return;
-    tl_list_push_back(&subscription->name->subscriptions, &subscription->link);
+    tl_list_push_back(&subscription->name->subscribed->subscriptions, &subscription->link);
 }
 
 void tl_table_subscription_refuse(struct tl_table_value *value)
@@ -207,37 +217,37 @@ void tl_table_subscription_refuse(struct tl_table_value *value)
     subscription->from_step = value->step->step < UINT64_MAX ? value->step->step + 1 : UINT64_MAX;
 }
 
-/* Whether the subscription may have the value for this request. A request that has given the value back, because it
- * comes over another path, may have it again. */
-static bool may_have(const struct tl_table_subscription *subscription, const struct tl_receiver *receiver,
-                     const struct tl_table_value *value)
+/* Whether the subscription may have the value for this request, which wants at least `from_step`. A request that has
+ * given the value back, because it comes over another path, may have it again. */
+static bool may_have(const struct tl_table_subscription *subscription, const struct tl_request_id *id,
+                     uint64_t from_step, const struct tl_table_value *value)
 {
     uint64_t step = value->step->step;
-    bool had_it = value->id.number == receiver->id.number && value->id.incarnation == receiver->id.incarnation;
-    return had_it || (step >= receiver->step && step >= subscription->from_step);
+    bool had_it = value->id.number == id->number && value->id.incarnation == id->incarnation;
+    return had_it || (step >= from_step && step >= subscription->from_step);
 }
 
 /* Returns the value with the lowest step that the request may have; NULL: none. */
 static struct tl_table_value *first_value(const struct tl_table_subscription *subscription,
                                           const struct tl_receiver *receiver)
 {
-    TL_LIST_FOREACH(&subscription->name->offered, link)
+    TL_LIST_FOREACH(&subscription->name->subscribed->offered, link)
     {
         struct tl_table_value *value = TL_CONTAINER_OF(link, struct tl_table_value, offered_link);
-        if (may_have(subscription, receiver, value)) return value;
+        if (may_have(subscription, &receiver->id, receiver->step, value)) return value;
     }
     return NULL;
 }
 
-/* Returns whether the request may have the publication, and notes that it has it. */
-static bool take_publication(struct tl_table_subscription *subscription, const struct tl_receiver *receiver,
-                             const struct tl_table_publication *publication)
+/* Returns whether the request, which wants at least `from_step`, may have the publication, and notes that it has it. */
+static bool take_publication(struct tl_table_subscription *subscription, const struct tl_request_id *id,
+                             uint64_t from_step, const struct tl_table_publication *publication)
 {
     bool had_it = subscription->publication == publication->number;
-    if (publication->step < receiver->step) return false;
-    if (had_it && subscription->publication_request != receiver->id.number) return false;
+    if (publication->step < from_step) return false;
+    if (had_it && subscription->publication_request != id->number) return false;
     subscription->publication = publication->number;
-    subscription->publication_request = receiver->id.number;
+    subscription->publication_request = id->number;
     return true;
 }
 
@@ -255,24 +265,27 @@ bool tl_table_subscription_answer(struct tl_rendezvous *table, struct tl_table_s
         *ret_status = no_memory;
         return true;
     }
-    if (publication == NULL || !take_publication(subscription, receiver, publication)) return false;
+    if (publication == NULL || !take_publication(subscription, &receiver->id, receiver->step, publication))
+        return false;
     tl_table_publication_offer(publication, ret_offer);
     return true;
 }
 
-static struct tl_table_waiter *first_waiter(struct tl_list *link)
+static struct tl_receiver *first_waiter(struct tl_list *link)
 {
     struct tl_table_subscription *subscription = TL_CONTAINER_OF(link, struct tl_table_subscription, link);
-    return TL_CONTAINER_OF(subscription->waiters.next, struct tl_table_waiter, place_link);
+    return tl_table_waiter_at(subscription->waiters.next);
 }
 
 /* Returns the request that gets the value; NULL: none waits for it. */
-static struct tl_table_waiter *find_waiter(const struct tl_table_value *value)
+static struct tl_receiver *find_waiter(const struct tl_table_value *value)
 {
-    TL_LIST_FOREACH(&value->name->subscriptions, link)
+    const struct tl_table_subscribed *subscribed = value->name->subscribed;
+    if (subscribed == NULL) return NULL;
+    TL_LIST_FOREACH(&subscribed->subscriptions, link)
     {
-        struct tl_table_waiter *waiter = first_waiter(link);
-        if (may_have(waiter->subscription, waiter->receiver, value)) return waiter;
+        struct tl_receiver *receiver = first_waiter(link);
+        if (may_have(receiver->wait.subscription, &receiver->id, receiver->wait.step, value)) return receiver;
     }
     return NULL;
 }
@@ -280,28 +293,34 @@ static struct tl_table_waiter *find_waiter(const struct tl_table_value *value)
 void tl_table_subscriptions_offer_value(struct tl_rendezvous *table, struct tl_table_value *value,
                                         struct tl_list *deferred_calls)
 {
-    struct tl_table_waiter *waiter;
-    while (!value->is_reserved && (waiter = find_waiter(value)) != NULL) {
-        if (!tl_table_value_reserve(table, value, &waiter->id, waiter->subscription)) {
-            tl_table_waiter_conclude(table, waiter, &no_memory, deferred_calls);
+    const struct tl_table_subscribed *subscribed = value->name->subscribed;
+    struct tl_receiver *receiver;
+    while (!value->is_reserved && (receiver = find_waiter(value)) != NULL) {
+        struct tl_offer offer;
+        if (!tl_table_value_reserve(table, value, &receiver->id, receiver->wait.subscription)) {
+            tl_table_waiter_conclude(table, receiver, &no_memory, NULL, deferred_calls);
             continue;
         }
-        tl_table_value_offer(value, &waiter->offer);
-        tl_table_waiter_conclude(table, waiter, NULL, deferred_calls);
+        tl_table_value_offer(value, &offer);
+        tl_table_waiter_conclude(table, receiver, NULL, &offer, deferred_calls);
     }
-    if (!value->is_reserved && value->name->subscription_count > 0) list_value(value);
+    if (!value->is_reserved && subscribed != NULL && subscribed->subscription_count > 0) list_value(value);
 }
 
 void tl_table_subscriptions_offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,
                                               struct tl_list *deferred_calls)
 {
+    struct tl_table_subscribed *subscribed = publication->name->subscribed;
+    if (subscribed == NULL) return;
     /* A subscription that gets it goes to the end of the list, and is met there once more. */
-    TL_LIST_FOREACH_SAFE(&publication->name->subscriptions, link)
+    TL_LIST_FOREACH_SAFE(&subscribed->subscriptions, link)
     {
-        struct tl_table_waiter *waiter = first_waiter(link);
-        if (waiter->subscription->publication == publication->number) break;
-        if (!take_publication(waiter->subscription, waiter->receiver, publication)) continue;
-        tl_table_publication_offer(publication, &waiter->offer);
-        tl_table_waiter_conclude(table, waiter, NULL, deferred_calls);
+        struct tl_receiver *receiver = first_waiter(link);
+        struct tl_table_subscription *subscription = receiver->wait.subscription;
+        struct tl_offer offer;
+        if (subscription->publication == publication->number) break;
+        if (!take_publication(subscription, &receiver->id, receiver->wait.step, publication)) continue;
+        tl_table_publication_offer(publication, &offer);
+        tl_table_waiter_conclude(table, receiver, NULL, &offer, deferred_calls);
     }
 }

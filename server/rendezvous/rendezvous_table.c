@@ -31,43 +31,47 @@ static unsigned hash_of(const struct tl_rendezvous *table, const void *data, siz
 
 /* ------------------------------------------------------------------------------------------------------- names -- */
 
+static struct tl_table_name *find_name(const struct tl_rendezvous *table, const char *key, uint32_t hash)
+{
+    for (struct tl_hash_link *link = tl_hash_table_find(&table->names, hash); link != NULL;
+         link = tl_hash_table_another(link)) {
+        struct tl_table_name *name = TL_CONTAINER_OF(link, struct tl_table_name, hash);
+        if (strcmp(name->key, key) == 0) return name;
+    }
+    return NULL;
+}
+
 struct tl_table_name *tl_table_name_find(struct tl_rendezvous *table, const char *key)
 {
-    struct tl_table_name *name;
-    size_t len = strlen(key);
-    unsigned hash = hash_of(table, key, len);
-    HASH_FIND_BYHASHVALUE(hh, table->names, key, len, hash, name);
-    return name;
+    return find_name(table, key, hash_of(table, key, strlen(key)));
+}
+
+static struct tl_table_name *add_name(struct tl_rendezvous *table, const char *key, size_t len, uint32_t hash)
+{
+    struct tl_table_name *name = calloc(1, offsetof(struct tl_table_name, key) + len + 1);
+    if (name == NULL) return NULL;
+    memcpy(name->key, key, len + 1);
+    tl_list_init(&name->places);
+    if (tl_hash_table_add(&table->names, &name->hash, hash)) return name;
+    free(name);
+    return NULL;
 }
 
 struct tl_table_name *tl_table_name_get(struct tl_rendezvous *table, const char *key)
 {
-    struct tl_table_name *name;
     size_t len = strlen(key);
-    unsigned hash = hash_of(table, key, len);
-    HASH_FIND_BYHASHVALUE(hh, table->names, key, len, hash, name);
-    if (name == NULL) {
-        name = malloc(sizeof(*name) + len + 1);
-        if (name == NULL) return NULL;
-        memset(name, 0, sizeof(*name));
-        memcpy(name->key, key, len + 1);
-        tl_list_init(&name->places);
-        tl_list_init(&name->subscriptions);
-        tl_list_init(&name->offered);
-        HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->names, name->key, len, hash, name);
-        if (name->hh.tbl == NULL) {
-            free(name);
-            return NULL;
-        }
-    }
-    name->use_count++;
+    uint32_t hash = hash_of(table, key, len);
+    struct tl_table_name *name = find_name(table, key, hash);
+    if (name == NULL) name = add_name(table, key, len, hash);
+    if (name != NULL) name->hash.use_count++;
     return name;
 }
 
 void tl_table_name_put(struct tl_rendezvous *table, struct tl_table_name *name)
 {
-    if (--name->use_count > 0) return;
-    HASH_DELETE(hh, table->names, name);
+    if (--name->hash.use_count > 0) return;
+    tl_hash_table_remove(&table->names, &name->hash);
+    free(name->subscribed);
     free(name);
 }
 
@@ -78,22 +82,16 @@ static struct tl_table_place *place_at(struct tl_list *link)
     return TL_CONTAINER_OF(link, struct tl_table_place, name_link);
 }
 
-static unsigned hash_of_place(const struct tl_rendezvous *table, const struct tl_table_place_id *id)
+static uint32_t hash_of_place(const struct tl_rendezvous *table, const struct tl_table_name *name, uint64_t step)
 {
-    return hash_of(table, id, sizeof(*id));
+    const uint64_t id[] = {(uintptr_t)name, step};
+    return hash_of(table, id, sizeof(id));
 }
 
 /* Returns false without memory. */
 static bool add_to_index(struct tl_rendezvous *table, struct tl_table_place *place)
 {
-    unsigned hash = hash_of_place(table, &place->id);
-    HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->places, &place->id, sizeof(place->id), hash, place);
-    return place->hh.tbl != NULL;
-}
-
-static void remove_from_index(struct tl_rendezvous *table, struct tl_table_place *place)
-{
-    HASH_DELETE(hh, table->places, place);
+    return tl_hash_table_add(&table->places, &place->hash, hash_of_place(table, place->name, place->step->step));
 }
 
 /* Returns false without memory. */
@@ -103,26 +101,52 @@ static bool make_index(struct tl_rendezvous *table, struct tl_table_name *name)
     {
         if (add_to_index(table, place_at(link))) continue;
         while ((link = link->prev) != &name->places)
-            remove_from_index(table, place_at(link));
+            tl_hash_table_remove(&table->places, &place_at(link)->hash);
         return false;
     }
     name->has_index = true;
     return true;
 }
 
+static struct tl_table_place *find_in_index(const struct tl_rendezvous *table, const struct tl_table_name *name,
+                                            uint64_t step)
+{
+    for (struct tl_hash_link *link = tl_hash_table_find(&table->places, hash_of_place(table, name, step)); link != NULL;
+         link = tl_hash_table_another(link)) {
+        struct tl_table_place *place = TL_CONTAINER_OF(link, struct tl_table_place, hash);
+        if (place->name == name && place->step->step == step) return place;
+    }
+    return NULL;
+}
+
 struct tl_table_place *tl_table_place_find(struct tl_rendezvous *table, struct tl_table_name *name, uint64_t step)
 {
-    struct tl_table_place *place = NULL;
-    if (name->has_index) {
-        const struct tl_table_place_id id = {.name = (uintptr_t)name, .step = step};
-        unsigned hash = hash_of_place(table, &id);
-        HASH_FIND_BYHASHVALUE(hh, table->places, &id, sizeof(id), hash, place);
-        return place;
-    }
+    if (name->has_index) return find_in_index(table, name, step);
     TL_LIST_FOREACH(&name->places, link)
     {
-        if (place_at(link)->id.step == step) return place_at(link);
+        if (place_at(link)->step->step == step) return place_at(link);
     }
+    return NULL;
+}
+
+/* Takes over the use of the name, also on failure. */
+static struct tl_table_place *add_place(struct tl_rendezvous *table, struct tl_table_name *name, uint64_t step)
+{
+    struct tl_table_place *place = tl_spares_get(&table->spare_places, sizeof(*place));
+    if (place == NULL) goto fail;
+    place->name = name;
+    place->step = tl_table_step_get(table, step);
+    if (place->step == NULL) goto fail;
+    tl_list_init(&place->waiters);
+    if (name->place_count == SCANNED_PLACES && !name->has_index && !make_index(table, name)) goto fail;
+    if (name->has_index && !add_to_index(table, place)) goto fail;
+    tl_list_push_back(&name->places, &place->name_link);
+    name->place_count++;
+    return place;
+fail:
+    if (place != NULL && place->step != NULL) tl_table_step_put(table, place->step);
+    free(place);
+    tl_table_name_put(table, name);
     return NULL;
 }
 
@@ -131,35 +155,23 @@ struct tl_table_place *tl_table_place_get(struct tl_rendezvous *table, const cha
     struct tl_table_name *name = tl_table_name_get(table, key);
     if (name == NULL) return NULL;
     struct tl_table_place *place = tl_table_place_find(table, name, step);
-    if (place) {
+    if (place != NULL) {
         tl_table_name_put(table, name);
-        place->use_count++;
-        return place;
+    } else {
+        place = add_place(table, name, step);
     }
-    place = tl_spares_get(&table->spare_places, sizeof(*place));
-    if (place == NULL) goto fail;
-    place->id = (struct tl_table_place_id){.name = (uintptr_t)name, .step = step};
-    place->use_count = 1;
-    place->name = name;
-    tl_list_init(&place->waiters);
-    if (name->place_count == SCANNED_PLACES && !name->has_index && !make_index(table, name)) goto fail;
-    if (name->has_index && !add_to_index(table, place)) goto fail;
-    tl_list_push_back(&name->places, &place->name_link);
-    name->place_count++;
+    if (place != NULL) place->hash.use_count++;
     return place;
-fail:
-    free(place);
-    tl_table_name_put(table, name);
-    return NULL;
 }
 
 void tl_table_place_put(struct tl_rendezvous *table, struct tl_table_place *place)
 {
     struct tl_table_name *name = place->name;
-    if (--place->use_count > 0) return;
-    if (name->has_index) remove_from_index(table, place);
+    if (--place->hash.use_count > 0) return;
+    if (name->has_index) tl_hash_table_remove(&table->places, &place->hash);
     tl_list_remove(&place->name_link);
     if (--name->place_count == 0) name->has_index = false;
+    tl_table_step_put(table, place->step);
     tl_table_name_put(table, name);
     tl_spares_put(&table->spare_places, place);
 }
@@ -244,19 +256,16 @@ struct tl_table_value *tl_table_value_add(struct tl_rendezvous *table, struct tl
 {
     struct tl_table_value *value = tl_spares_get(&table->spare_values, sizeof(*value));
     if (value == NULL) return NULL;
-    value->step = tl_table_step_get(table, place->id.step);
-    if (value->step == NULL) {
-        tl_spares_put(&table->spare_values, value);
-        return NULL;
-    }
+    value->step = place->step;
+    value->step->use_count++;
     value->sender = sender;
     value->tensor = tl_tensor_get(tensor);
     value->size_bytes = tl_tensor_size_bytes(tensor);
     value->publication = tl_table_next_publication(table);
     value->name = place->name;
-    value->name->use_count++;
+    value->name->hash.use_count++;
     value->place = place;
-    place->use_count++;
+    place->hash.use_count++;
     place->value = value;
     tl_list_push_back(&value->step->values, &value->step_link);
     tl_list_init(&value->orphan_link);
@@ -387,89 +396,68 @@ void tl_table_dismiss(struct tl_rendezvous *table, struct tl_share *share)
     }
 }
 
-/* Finds where the waiter waits. Returns false when there is no memory. */
-static bool find_place(struct tl_rendezvous *table, struct tl_table_waiter *waiter)
+bool tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver,
+                         struct tl_table_subscription *subscription, struct tl_share *share)
 {
-    tl_list_init(&waiter->step_link);
-    if (waiter->subscription != NULL) return true;
-    waiter->place = tl_table_place_get(table, waiter->receiver->key, waiter->receiver->step);
-    if (waiter->place == NULL) return false;
-    waiter->step = tl_table_step_get(table, waiter->receiver->step);
-    return waiter->step != NULL;
-}
-
-static void leave_place(struct tl_rendezvous *table, struct tl_table_waiter *waiter)
-{
-    if (waiter->step != NULL) tl_table_step_put(table, waiter->step);
-    if (waiter->place != NULL) tl_table_place_put(table, waiter->place);
-}
-
-/* Puts the waiter into the lists of where it waits. */
-static void queue_waiter(struct tl_table_waiter *waiter)
-{
-    struct tl_table_subscription *subscription = waiter->subscription;
-    if (subscription == NULL) {
-        tl_list_push_back(&waiter->place->waiters, &waiter->place_link);
-        tl_list_push_back(&waiter->step->waiters, &waiter->step_link);
-        return;
+    struct tl_table_wait *wait = &receiver->wait;
+    uint64_t step = receiver->step;
+    struct tl_table_place *place = subscription == NULL ? tl_table_place_get(table, receiver->key, step) : NULL;
+    if (subscription == NULL && place == NULL) return false;
+    /* What was wanted lies in the same memory. */
+    if (!tl_hash_table_add(&table->waiters, &wait->hash, hash_of(table, &receiver->id, sizeof(receiver->id)))) {
+        if (place != NULL) tl_table_place_put(table, place);
+        return false;
     }
+    wait->place = place;
+    wait->subscription = subscription;
+    receiver->share = share;
+    receiver->is_waiting = true;
+    table->stats.waiting_receivers++;
+    if (subscription == NULL) {
+        tl_list_push_back(&place->waiters, &wait->link);
+        tl_list_push_back(&place->step->waiters, &wait->step_link);
+        return true;
+    }
+    wait->step = step;
     bool is_first = tl_list_is_empty(&subscription->waiters);
-    tl_list_push_back(&subscription->waiters, &waiter->place_link);
+    tl_list_push_back(&subscription->waiters, &wait->link);
     subscription->use_count++;
     if (is_first) tl_table_subscription_requeue(subscription);
+    return true;
 }
 
-struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver,
-                                            struct tl_table_subscription *subscription, struct tl_share *share)
+struct tl_receiver *tl_table_waiter_find(struct tl_rendezvous *table, const struct tl_request_id *id)
 {
-    struct tl_table_waiter *waiter = tl_spares_get(&table->spare_waiters, sizeof(*waiter));
-    if (waiter == NULL) return NULL;
-    waiter->receiver = receiver;
-    waiter->id = receiver->id;
-    waiter->subscription = subscription;
-    if (!find_place(table, waiter)) goto fail;
-    unsigned hash = hash_of(table, &waiter->id, sizeof(waiter->id));
-    HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->waiters, &waiter->id, sizeof(waiter->id), hash, waiter);
-    if (waiter->hh.tbl == NULL) goto fail;
-    queue_waiter(waiter);
-    waiter->share = share;
-    receiver->entry = waiter;
-    table->stats.waiting_receivers++;
-    return waiter;
-fail:
-    leave_place(table, waiter);
-    tl_spares_put(&table->spare_waiters, waiter);
+    for (struct tl_hash_link *link = tl_hash_table_find(&table->waiters, hash_of(table, id, sizeof(*id))); link != NULL;
+         link = tl_hash_table_another(link)) {
+        struct tl_receiver *receiver = TL_CONTAINER_OF(link, struct tl_receiver, wait.hash);
+        if (receiver->id.number == id->number && receiver->id.incarnation == id->incarnation) return receiver;
+    }
     return NULL;
 }
 
-struct tl_table_waiter *tl_table_waiter_find(struct tl_rendezvous *table, const struct tl_request_id *id)
+void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_receiver *receiver)
 {
-    struct tl_table_waiter *waiter;
-    unsigned hash = hash_of(table, id, sizeof(*id));
-    HASH_FIND_BYHASHVALUE(hh, table->waiters, id, sizeof(*id), hash, waiter);
-    return waiter;
-}
-
-void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter *waiter)
-{
-    HASH_DELETE(hh, table->waiters, waiter);
-    tl_list_remove(&waiter->place_link);
-    tl_list_remove(&waiter->step_link);
-    leave_place(table, waiter);
-    if (waiter->subscription != NULL) {
-        tl_table_subscription_requeue(waiter->subscription);
-        tl_table_subscription_put(table, waiter->subscription);
+    struct tl_table_wait *wait = &receiver->wait;
+    tl_hash_table_remove(&table->waiters, &wait->hash);
+    tl_list_remove(&wait->link);
+    if (wait->subscription == NULL) {
+        tl_list_remove(&wait->step_link);
+        tl_table_place_put(table, wait->place);
+    } else {
+        tl_table_subscription_requeue(wait->subscription);
+        tl_table_subscription_put(table, wait->subscription);
     }
-    waiter->receiver->entry = NULL;
+    receiver->is_waiting = false;
     table->stats.waiting_receivers--;
-    tl_table_dismiss(table, waiter->share);
+    tl_table_dismiss(table, receiver->share);
 }
 
-void tl_table_waiter_conclude(struct tl_rendezvous *table, struct tl_table_waiter *waiter,
-                              const struct tl_error *status, struct tl_list *deferred_calls)
+void tl_table_waiter_conclude(struct tl_rendezvous *table, struct tl_receiver *receiver, const struct tl_error *status,
+                              const struct tl_offer *offer, struct tl_list *deferred_calls)
 {
-    tl_table_waiter_remove(table, waiter);
-    tl_table_defer_deliver(deferred_calls, waiter, status);
+    tl_table_waiter_remove(table, receiver);
+    tl_table_defer_deliver(deferred_calls, receiver, status, offer);
 }
 
 /* ------------------------------------------------------------------------------------------------ publications -- */

@@ -10,9 +10,9 @@
  *        |                     |
  *      step (number) ----------+--- mark            all values and waiters of a step; the status it was aborted with
  *
- * Two more indexes by request id lead to the value that is reserved for it and to the waiter that has it. Names, places
- * and steps are counted: they exist as long as something uses them. Hashes are seeded, because keys, steps and ids come
- * from peers.
+ * A waiter is a struct tl_receiver (rendezvous.h), in which the table keeps where it waits. Two more indexes by request
+ * id lead to the value that is reserved for it and to the waiter that has it. Names, places and steps are counted: they
+ * exist as long as something uses them. Hashes are seeded, because keys, steps and ids come from peers.
  *
  *      subscription (incarnation, number)            its waiters have no place and no step; in the list of its name
  *                                                    while it has some
@@ -20,7 +20,7 @@
  * While a place has a value that is not reserved, no receiver waits there, and no subscription that may have it.
  *
  * Everything is guarded by the table's mutex. What must happen without it - callbacks, and putting tensors, which may
- * call the user's release function - is an deferred_call: collected in a list under the mutex, run after it.
+ * call the user's release function - is a deferred call: collected in a list under the mutex, run after it.
  */
 #ifndef SERVER_RENDEZVOUS_RENDEZVOUS_TABLE_H
 #define SERVER_RENDEZVOUS_RENDEZVOUS_TABLE_H
@@ -36,58 +36,50 @@
 #include "base/spares.h"
 #include "server/rendezvous/rendezvous.h"
 
-/* Something to do once the mutex is free. */
-struct tl_table_deferred_call {
-    struct tl_list link;
-    void (*run)(
-        struct tl_table_deferred_call *deferred_call); /* frees the object that the deferred_call is embedded in */
-};
-
-/* A key; used by its places, values and publication. */
-struct tl_table_name {
-    UT_hash_handle hh; /* in tl_rendezvous.names, by key */
-    size_t use_count;
-    struct tl_table_publication *publication; /* NULL: none */
-    struct tl_list places;
-    size_t place_count;
-    bool has_index;               /* the places are in tl_rendezvous.places */
+/* What a key has once it had a subscription. */
+struct tl_table_subscribed {
     struct tl_list subscriptions; /* those with waiters, the one that has waited longest first */
     size_t subscription_count;    /* all subscriptions of the key, with and without waiters */
     struct tl_list offered; /* sent values that are not reserved, by step; maintained while there is a subscription */
+};
+
+/* A key; used by its places, values, publication and subscriptions, which it counts in hash.use_count. */
+struct tl_table_name {
+    struct tl_hash_link hash;                 /* in tl_rendezvous.names, by key */
+    struct tl_table_publication *publication; /* NULL: none */
+    struct tl_list places;
+    struct tl_table_subscribed *subscribed; /* NULL: the key had no subscription */
+    uint32_t place_count : 31;
+    bool has_index : 1; /* the places are in tl_rendezvous.places */
     char key[];
 };
 
-struct tl_table_place_id {
-    uint64_t name; /* address of the name */
-    uint64_t step;
-};
-
-/* Where senders and receivers of (key, step) meet; used by its value and its waiters. */
+/* Where senders and receivers of a key and step meet; used by its value and its waiters, which it counts in
+ * hash.use_count. */
 struct tl_table_place {
-    UT_hash_handle hh; /* in tl_rendezvous.places, by id, if the name has an index */
-    struct tl_table_place_id id;
-    size_t use_count;
+    struct tl_hash_link hash; /* in tl_rendezvous.places, by name and step, if the name has an index */
     struct tl_table_name *name;
+    struct tl_table_step *step;
     struct tl_list name_link;
     struct tl_table_value *value; /* NULL: nothing is sent */
-    struct tl_list waiters;
+    struct tl_list waiters;       /* struct tl_receiver */
 };
 
-/* A step; used by its values, its waiters and its mark. */
+/* A step; used by its values, its places and its mark. */
 struct tl_table_step {
     UT_hash_handle hh; /* in tl_rendezvous.steps, by step */
     uint64_t step;
     size_t use_count;
     struct tl_list values;  /* in the order they came */
-    struct tl_list waiters; /* in the order they came */
+    struct tl_list waiters; /* struct tl_receiver, in the order they came */
     struct tl_error *mark;  /* the status that it was aborted with; NULL: it was not */
     struct tl_list mark_link;
 };
 
 /* A sent value. */
 struct tl_table_value {
-    struct tl_table_deferred_call deferred_call; /* calls over */
-    const struct tl_error *status;               /* what the deferred_call reports; valid until it has run */
+    struct tl_closure closure;     /* calls over once the mutex is free */
+    const struct tl_error *status; /* what the closure reports; valid until it has run */
     struct tl_sender *sender;
     struct tl_tensor *tensor;
     uint64_t size_bytes;
@@ -102,7 +94,7 @@ struct tl_table_value {
     UT_hash_handle hh;           /* in tl_rendezvous.reservations, by id, while reserved */
     struct tl_list orphan_link;  /* in tl_rendezvous.orphans while its receiver has broken off */
     int64_t deadline_ns;         /* until when the receiver may come back */
-    struct tl_list offered_link; /* in name->offered */
+    struct tl_list offered_link; /* in name->subscribed->offered */
     struct tl_table_subscription *subscription; /* the one whose request it is reserved for; NULL: none */
 };
 
@@ -112,36 +104,21 @@ struct tl_table_subscription {
     UT_hash_handle hh;       /* in tl_rendezvous.subscriptions, by id */
     struct tl_request_id id; /* the number is that of the subscription */
     struct tl_table_name *name;
-    struct tl_share *share; /* what its client is charged to; NULL: it is this program's */
-    struct tl_list waiters; /* in the order they came */
-    struct tl_list link;    /* with waiters: in name->subscriptions; unused: in tl_rendezvous.unused_subscriptions */
-    size_t use_count;       /* waiters, and values that are reserved for it */
-    uint64_t from_step;     /* sent values of lower steps are not given: it has refused one before this step */
-    uint64_t publication;   /* the published value that was given last; 0: none */
+    struct tl_share *share;       /* what its client is charged to; NULL: it is this program's */
+    struct tl_list waiters;       /* struct tl_receiver, in the order they came */
+    struct tl_list link;          /* with waiters: in name->subscribed->subscriptions; unused: in
+                                     tl_rendezvous.unused_subscriptions */
+    size_t use_count;             /* waiters, and values that are reserved for it */
+    uint64_t from_step;           /* sent values of lower steps are not given: it has refused one before this step */
+    uint64_t publication;         /* the published value that was given last; 0: none */
     uint64_t publication_request; /* number of the request that it was given to */
     bool is_given_up;             /* it is forgotten once it is unused */
     int64_t deadline_ns;          /* unused: when it may be forgotten */
 };
 
-/* A receiver that waits. */
-struct tl_table_waiter {
-    struct tl_table_deferred_call deferred_call; /* calls deliver */
-    const struct tl_error *status;               /* what the deferred_call reports; valid until it has run */
-    struct tl_offer offer;                       /* what the deferred_call hands over with TL_OK */
-    struct tl_receiver *receiver;
-    struct tl_share *share; /* what its client is charged to; NULL: the receiver is this program's */
-    struct tl_request_id id;
-    UT_hash_handle hh;            /* in tl_rendezvous.waiters, by id */
-    struct tl_table_place *place; /* NULL: it waits for a subscription */
-    struct tl_list place_link;    /* in place->waiters or subscription->waiters */
-    struct tl_table_step *step;   /* NULL: it waits for a subscription */
-    struct tl_list step_link;
-    struct tl_table_subscription *subscription; /* NULL: it waits for exactly one value */
-};
-
 /* A published value. */
 struct tl_table_publication {
-    struct tl_table_deferred_call deferred_call; /* puts the tensor */
+    struct tl_closure closure; /* puts the tensor once the mutex is free */
     struct tl_table_name *name;
     struct tl_list link; /* in tl_rendezvous.publications */
     struct tl_tensor *tensor;
@@ -162,12 +139,12 @@ struct tl_rendezvous {
     bool is_closed;
     struct tl_error close_status;
 
-    struct tl_table_name *names;
-    struct tl_table_place *places; /* those of names with more than a few */
+    struct tl_hash_table names;
+    struct tl_hash_table places; /* those of names with more than a few */
     struct tl_table_step *steps;
     struct tl_table_step *latest_step; /* that was found last, as most are looked up many times in a row; NULL: none */
     struct tl_table_value *reservations;
-    struct tl_table_waiter *waiters;
+    struct tl_hash_table waiters; /* struct tl_receiver */
     struct tl_list publications;
     struct tl_list walks; /* struct tl_table_walk, over publications */
     struct tl_list marks; /* steps with a mark, the oldest first */
@@ -179,7 +156,6 @@ struct tl_rendezvous {
     /* To be used again. */
     struct tl_spares spare_places;
     struct tl_spares spare_values;
-    struct tl_spares spare_waiters;
 };
 
 /* rendezvous_calls.c */
@@ -188,11 +164,11 @@ void tl_table_lock(struct tl_rendezvous *table);
 void tl_table_unlock(struct tl_rendezvous *table);
 /* Unlocks, then runs and empties the list. */
 void tl_table_unlock_and_run(struct tl_rendezvous *table, struct tl_list *deferred_calls);
-/* Add the call to the sender, the receiver, or the put of the tensor, of what has left the table. status: NULL: TL_OK.
- * What was given may be used again or freed with the next unlock. */
+/* Add the call to the sender, the receiver, or the put of the tensor, of what has left the table. status: NULL: TL_OK,
+ * for a receiver with the offer. A value may be used again or freed with the next unlock, and so may a publication. */
 void tl_table_defer_over(struct tl_list *deferred_calls, struct tl_table_value *value, const struct tl_error *status);
-void tl_table_defer_deliver(struct tl_list *deferred_calls, struct tl_table_waiter *waiter,
-                            const struct tl_error *status);
+void tl_table_defer_deliver(struct tl_list *deferred_calls, struct tl_receiver *receiver, const struct tl_error *status,
+                            const struct tl_offer *offer);
 void tl_table_defer_put(struct tl_list *deferred_calls, struct tl_table_publication *publication);
 
 /* rendezvous_table.c */
@@ -235,21 +211,31 @@ void tl_table_value_detach(struct tl_rendezvous *table, struct tl_table_value *v
 void tl_table_value_offer(struct tl_table_value *value, struct tl_offer *ret_offer);
 /* Takes the value out of the table without calling its sender. */
 void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *value);
-/* The same, and an deferred_call calls the sender with the status (NULL: TL_OK). */
+/* The same, and a deferred call calls the sender with the status (NULL: TL_OK). */
 void tl_table_value_conclude(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_error *status,
                              struct tl_list *deferred_calls);
 
-/* Takes the share over unless it fails. It waits for the subscription, or without one for its key and step. NULL: no
- * memory. */
-struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver,
-                                            struct tl_table_subscription *subscription, struct tl_share *share);
-struct tl_table_waiter *tl_table_waiter_find(struct tl_rendezvous *table, const struct tl_request_id *id);
-/* Takes the waiter out of the table without calling its receiver. */
-void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter *waiter);
-/* The same, and an deferred_call calls the receiver with the status (NULL: TL_OK, with waiter->offer, which has been
- * filled in). */
-void tl_table_waiter_conclude(struct tl_rendezvous *table, struct tl_table_waiter *waiter,
-                              const struct tl_error *status, struct tl_list *deferred_calls);
+/* Makes the receiver wait for the subscription, or without one for its key and step. Takes the share over unless it
+ * fails. False: no memory. */
+bool tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver,
+                         struct tl_table_subscription *subscription, struct tl_share *share) TL_MUST_USE;
+struct tl_receiver *tl_table_waiter_find(struct tl_rendezvous *table, const struct tl_request_id *id);
+/* Takes a receiver that waits out of the table without calling it. */
+void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_receiver *receiver);
+/* The same, and a deferred call answers it with the status (NULL: TL_OK, with the offer). */
+void tl_table_waiter_conclude(struct tl_rendezvous *table, struct tl_receiver *receiver, const struct tl_error *status,
+                              const struct tl_offer *offer, struct tl_list *deferred_calls);
+
+/* The receiver whose entry in a list of a place or subscription, or of a step, this is. */
+static inline struct tl_receiver *tl_table_waiter_at(struct tl_list *link)
+{
+    return TL_CONTAINER_OF(link, struct tl_receiver, wait.link);
+}
+
+static inline struct tl_receiver *tl_table_step_waiter(const struct tl_table_step *step)
+{
+    return TL_CONTAINER_OF(step->waiters.next, struct tl_receiver, wait.step_link);
+}
 
 /* Charges the client that the receiver belongs to. *ret_share is NULL where that is this program. Errors:
  * TL_RESOURCE_EXHAUSTED. */
@@ -291,7 +277,7 @@ void tl_table_subscription_refuse(struct tl_table_value *value);
 
 /* Returns the offer for a receiver, with a reference of its own. */
 void tl_table_publication_offer(const struct tl_table_publication *publication, struct tl_offer *ret_offer);
-/* Takes the publication out of the table; an deferred_call puts its tensor. */
+/* Takes the publication out of the table; a deferred call puts its tensor. */
 void tl_table_publication_end(struct tl_rendezvous *table, struct tl_table_publication *publication,
                               struct tl_list *deferred_calls);
 

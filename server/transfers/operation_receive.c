@@ -164,6 +164,7 @@ static void arrive(struct tl_op *op, struct tl_tensor *tensor, uint64_t step, en
 }
 
 static void self_receive(struct tl_op *op);
+static void self_deliver(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer);
 
 static void ask_for_another(struct tl_op *op, const struct tl_error *unused)
 {
@@ -329,7 +330,7 @@ static void start(struct tl_op *op, const struct tl_error *unused)
     request->fetch.id =
         (struct tl_request_id){.incarnation = worker->self.incarnation, .number = ++worker->operations.next_request};
     if (tl_peer_is_self(request->peer)) {
-        rare->receiver = (struct tl_receiver){.id = request->fetch.id, .key = op_key(op), .step = op_step(op)};
+        rare->receiver = (struct tl_receiver){.id = request->fetch.id, .deliver = self_deliver};
         self_receive(op);
     } else if (tl_rendezvous_check_step(worker->table, op_step(op), &error) != TL_OK) {
         tl_op_handle(op, OP_EVENT_FAILED, &error);
@@ -452,8 +453,12 @@ static void self_deliver(struct tl_receiver *receiver, const struct tl_error *st
 
 static void self_receive(struct tl_op *op)
 {
-    op->receive.rare->receiver.deliver = self_deliver;
-    tl_rendezvous_receive(op_worker(op)->table, &op->receive.rare->receiver);
+    struct tl_receiver *receiver = &op->receive.rare->receiver;
+    receiver->key = op_key(op);
+    receiver->step = op_step(op);
+    receiver->subscription = 0;
+    receiver->client = NULL;
+    tl_rendezvous_receive(op_worker(op)->table, receiver);
 }
 
 bool tl_op_receive_finds_stream(const struct tl_op *op, struct tl_device *ret_device)

@@ -10,20 +10,17 @@
 #include "server/worker_internal.h"
 #include "tensor/device.h"
 
-/* A request of a peer, from its arrival to the end of its serve, or to the table's answer if that comes later. */
+/* A request of a peer, from its arrival to the end of its serve, or to the table's answer if that comes later. Many may
+ * wait, so that its size is bounded (tests/integration/waiting_size_test.c). */
 struct served {
     struct tl_serving *serving;
-    struct tl_list link;    /* in serving->serves, while there is a serve */
-    struct tl_serve *serve; /* NULL: the request is over, and the table's answer is on its way */
-    enum tl_serve_end end;  /* how the request ended, when serve is NULL */
-    struct tl_receiver receiver;
+    struct tl_list link;       /* in serving->serves, while there is a serve */
+    struct tl_serve *serve;    /* NULL: the request is over, and the table's answer is on its way */
+    enum tl_serve_end end : 8; /* how the request ended, when serve is NULL */
     bool is_answered;
-    bool is_reserved; /* the answer was a one-shot value, which this serve must acknowledge or give back */
-
-    /* The answer, when the table gives it on another thread. */
-    struct tl_closure closure;
-    const struct tl_error *failure; /* kept; NULL: TL_OK */
-    struct tl_offer offer;
+    bool is_reserved;            /* the answer was a one-shot value, which this serve must acknowledge or give back */
+    struct tl_receiver receiver; /* its answer has the closure, the status (kept; NULL: TL_OK) and the offer, when the
+                                    table has given it on another thread */
 };
 
 /* Replaces the tensor of the offer by its registered copy, if there is one. */
@@ -91,16 +88,17 @@ static void answer(struct served *served, const struct tl_error *status, struct 
 /* The answer has arrived at the executor. */
 static void answer_came(struct tl_closure *closure)
 {
-    struct served *served = TL_CONTAINER_OF(closure, struct served, closure);
-    const struct tl_error *failure = served->failure;
+    struct served *served = TL_CONTAINER_OF(closure, struct served, receiver.answer.closure);
+    const struct tl_error *failure = served->receiver.answer.status;
+    struct tl_offer offer = served->receiver.answer.offer;
     if (served->serve != NULL) {
-        answer(served, tl_error_kept(failure), &served->offer);
+        answer(served, tl_error_kept(failure), &offer);
         tl_error_drop(failure);
         return;
     }
     if (failure == NULL) {
-        tl_tensor_put(served->offer.tensor);
-        if (served->offer.is_one_shot) settle(served->serving, &served->receiver.id, served->end);
+        tl_tensor_put(offer.tensor);
+        if (offer.is_one_shot) settle(served->serving, &served->receiver.id, served->end);
     }
     tl_error_drop(failure);
     tl_spares_put(&served->serving->spares, served);
@@ -110,13 +108,15 @@ static void deliver(struct tl_receiver *receiver, const struct tl_error *status,
 {
     struct served *served = TL_CONTAINER_OF(receiver, struct served, receiver);
     const struct tl_executor *executor = served->serving->executor;
-    if (status->code == TL_OK) served->offer = *offer;
+    struct tl_offer given = {.tensor = NULL};
+    if (status->code == TL_OK) given = *offer;
     if (tl_executor_is_here(executor)) {
-        answer(served, status, &served->offer);
+        answer(served, status, &given);
         return;
     }
-    served->failure = tl_error_keep(status);
-    executor->post(executor, &served->closure);
+    receiver->answer =
+        (struct tl_table_answer){.closure.run = answer_came, .status = tl_error_keep(status), .offer = given};
+    executor->post(executor, &receiver->answer.closure);
 }
 
 static void refuse(struct tl_serving *serving, struct tl_serve *serve)
@@ -167,7 +167,6 @@ static void request(void *context, struct tl_serve *serve)
     }
     served->serving = serving;
     served->serve = serve;
-    served->closure.run = answer_came;
     /* The peer may have made the request again on another link, where it waits: then the one that was made last counts,
      * whichever of the two asks again last. */
     served->receiver = (struct tl_receiver){.id = serve->id,

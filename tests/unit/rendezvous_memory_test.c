@@ -35,6 +35,7 @@ static void *test_calloc(size_t count, size_t size)
 
 #define malloc test_malloc
 #define calloc test_calloc
+#include "base/hash_table.c"
 #include "server/rendezvous/rendezvous.c"
 #include "server/rendezvous/rendezvous_published.c"
 #define no_memory no_memory_for_subscription
@@ -54,6 +55,10 @@ static void *test_calloc(size_t count, size_t size)
 #include <stdio.h>
 
 #include "fakes/run_suite.h"
+
+_Static_assert(sizeof(struct tl_receiver) <= 112 && sizeof(struct tl_table_place) <= 72 &&
+                   sizeof(struct tl_table_name) <= 56,
+               "a receiver that waits is small");
 
 /* ----------------------------------------------------------------------------------------------------- helpers -- */
 
@@ -166,11 +171,9 @@ static void assert_nothing_is_kept(void)
 {
     struct tl_rendezvous_stats stats = stats_now();
     ck_assert_uint_eq(stats.held_tensors + stats.held_bytes + stats.waiting_receivers + stats.published_tensors, 0);
-    ck_assert_ptr_null(table->names);
-    ck_assert_ptr_null(table->places);
+    ck_assert_uint_eq(table->names.count + table->places.count + table->waiters.count, 0);
     ck_assert_ptr_null(table->steps);
     ck_assert_ptr_null(table->reservations);
-    ck_assert_ptr_null(table->waiters);
 }
 
 /* ------------------------------------------------------------------------------------------------------- tests -- */
@@ -224,9 +227,9 @@ START_TEST(steps_of_a_key)
             ck_assert_uint_eq(stats_now().held_tensors, i);
         }
         ck_assert_int_eq(status, TL_OK);
-        ck_assert(!table->places == !table->names->has_index);
+        ck_assert((table->places.count > 0) == tl_table_name_find(table, "key")->has_index);
     }
-    ck_assert(table->names->has_index);
+    ck_assert(tl_table_name_find(table, "key")->has_index);
     ck_assert_uint_ge(failed_count, COUNT);
     for (unsigned i = COUNT; i-- > 0;) {
         const struct tl_receiver base = {.id = {1, i}, .key = "key", .step = i, .deliver = on_deliver};
@@ -279,6 +282,9 @@ START_TEST(subscription_keeps_nothing)
         assert_nothing_is_kept();
     }
     ck_assert_int_ge(n, 5);
+    /* The index of places is there, and stays. */
+    ask(&receivers[1], 2, "key");
+    ck_assert(tl_rendezvous_cancel(table, &receivers[1].base));
     /* The value stays when it cannot be reserved, and the subscription gets it with its next request. */
     enum tl_status status = TL_UNKNOWN;
     for (n = 0; status != TL_OK; n++) {
@@ -354,7 +360,7 @@ START_TEST(publish_keeps_the_old)
     ck_assert_int_eq(tl_rendezvous_publish(table, "key", 2, tensor, &second, NULL), TL_RESOURCE_EXHAUSTED);
     ck_assert(end_failing());
     ck_assert_uint_eq(second, 0);
-    ck_assert_uint_eq(table->names->publication->number, first);
+    ck_assert_uint_eq(tl_table_name_find(table, "key")->publication->number, first);
     ck_assert_uint_eq(stats_now().published_tensors, 1);
 }
 END_TEST
@@ -423,7 +429,7 @@ START_TEST(index_that_cannot_grow)
     static char keys[COUNT][8];
     unsigned waiting_count = 0, refused_count = 0;
     table->limits.waiting_receivers = COUNT;
-    /* An index of 32 buckets of 16 bytes is made, a larger one is not. */
+    /* An index of 64 chains of 8 bytes is made, a larger one is not. */
     fail_allocation(-1);
     largest_allocation = 1000;
     for (unsigned i = 0; i < COUNT; i++) {
@@ -433,11 +439,10 @@ START_TEST(index_that_cannot_grow)
         refused_count += many[i].outcome.count == 1 && many[i].outcome.code == TL_RESOURCE_EXHAUSTED;
     }
     ck_assert_uint_eq(waiting_count + refused_count, COUNT);
-    /* The hashes are seeded: the first chain that is too long comes sooner or later. */
     ck_assert_uint_gt(waiting_count, 50);
     ck_assert_uint_gt(refused_count, 100);
     ck_assert_uint_eq(stats_now().waiting_receivers, waiting_count);
-    ck_assert_uint_eq(table->names->hh.tbl->num_buckets, 32);
+    ck_assert_uint_eq(table->names.chain_count, 64);
     ck_assert(end_failing());
     /* With memory, all refused receivers may wait. */
     for (unsigned i = 0; i < COUNT; i++)

@@ -394,8 +394,8 @@ START_TEST(waiting_request_is_not_superseded_by_one_that_asks_again)
     static struct receiver receiver, first, late;
     ask(&first, 5, 1, "key", 1);
     assert_waits(&first);
-    late = first;
-    late.base.entry = NULL;
+    late = (struct receiver){
+        .base = {.id = {5, 1}, .order = first.base.order, .key = "key", .step = 1, .deliver = on_deliver}};
     ask(&receiver, 5, 1, "key", 1);
     assert_got(&first, TL_ABORTED);
     tl_rendezvous_receive(table, &late.base);
