@@ -195,6 +195,7 @@ void tl_control_destroy(struct tl_control *control)
     tl_frame_builder_destroy(control->builder);
     tl_spares_fini(&control->fetches);
     tl_spares_fini(&control->serves);
+    tl_spares_fini(&control->sendings);
     tl_shares_destroy(control->unsent);
     tl_shares_destroy(control->client_keys);
     tl_annotations_put(control->latest_annotations);

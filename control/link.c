@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/random.h"
 #include "base/log.h"
 #include "control/credentials.h"
 #include "control/grpc_text.h"
@@ -159,7 +160,7 @@ static void link_free(struct tl_link *link)
     link_connections_drop(link);
     link_keys_fini(link);
     tl_number_map_fini(&link->fetches);
-    tl_number_map_fini(&link->answers.serves);
+    tl_hash_table_fini(&link->answers.serves);
     link_unsent_fini(link);
     if (link->channel != NULL) grpc_channel_destroy(link->channel);
     free(link);
@@ -322,6 +323,7 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     tl_list_init(&link->to_fail);
     tl_list_init(&link->connection_messages);
     tl_list_init(&link->answers.failures);
+    link->answers.factor = tl_random_u64() | 1;
     link_queue_init(&link->answers.ready);
     link_queue_init(&link->answers.active);
     tl_list_init(&link->answers.leaving);

@@ -35,13 +35,14 @@ static void activate_ready(struct tl_link *link)
     struct link_serve *entry;
     while ((entry = link_queue_first(&link->answers.ready)) != NULL) {
         if (!link_serve_fits_link(entry, link_active_bytes(link, entry->priority))) return;
-        if (entry->offer.tensor == NULL) {
+        if (entry->sending->offer.tensor == NULL) {
             if (link_active_bytes(link, 0) > 0 && !link_serve_fits_worker(entry)) return;
             link_serve_ask_again(entry);
             continue;
         }
         tl_list_remove(&entry->place);
-        if (link_serve_is_on_device(entry) && (link_serve_bytes_left(entry) > 0 || entry->hash_state != NULL)) {
+        if (link_serve_is_on_device(entry) &&
+            (link_serve_bytes_left(entry) > 0 || entry->sending->hash_state != NULL)) {
             link_serve_stage(entry);
             continue;
         }
@@ -53,44 +54,46 @@ static void activate_ready(struct tl_link *link)
 /* Hashes up to where the transfer goes on; false while there is more to hash, or when the serve has failed. */
 static bool serve_catch_up(struct link_serve *entry)
 {
-    if (entry->hash_state == NULL || entry->hashed_bytes == entry->sent_bytes) return true;
+    struct link_sending *sending = entry->sending;
+    if (sending->hash_state == NULL || sending->hashed_bytes == sending->sent_bytes) return true;
     if (link_serve_is_on_device(entry)) return true; /* hashed when it was read */
-    uint64_t take = tl_min_u64(entry->sent_bytes - entry->hashed_bytes, CATCH_UP_BYTES);
+    uint64_t take = tl_min_u64(sending->sent_bytes - sending->hashed_bytes, CATCH_UP_BYTES);
     struct tl_error error;
-    if (tl_tensor_check_readable(entry->offer.tensor, entry->hashed_bytes, take, &error) != TL_OK) {
+    if (tl_tensor_check_readable(sending->offer.tensor, sending->hashed_bytes, take, &error) != TL_OK) {
         link_serve_fail(entry, &error);
         return false;
     }
-    const unsigned char *data = tl_tensor_data(entry->offer.tensor);
-    XXH3_64bits_update(entry->hash_state, data + entry->hashed_bytes, (size_t)take);
-    entry->hashed_bytes += take;
+    const unsigned char *data = tl_tensor_data(sending->offer.tensor);
+    XXH3_64bits_update(sending->hash_state, data + sending->hashed_bytes, (size_t)take);
+    sending->hashed_bytes += take;
     entry->link->stall.has_progressed = true; /* the peer waits for us */
-    return entry->hashed_bytes == entry->sent_bytes;
+    return sending->hashed_bytes == sending->sent_bytes;
 }
 
 static void announce(struct link_serve *entry, struct tl_frame_builder *builder, size_t i)
 {
+    struct link_sending *sending = entry->sending;
     Tensorlane__V1__Chunk *chunk = &builder->chunks[i];
-    tl_wire_from_meta_data(tl_tensor_meta_data(entry->offer.tensor), builder->dims[i], &builder->meta_data[i]);
+    tl_wire_from_meta_data(tl_tensor_meta_data(sending->offer.tensor), builder->dims[i], &builder->meta_data[i]);
     chunk->meta_data = &builder->meta_data[i];
-    chunk->publication = entry->offer.publication;
-    chunk->step = entry->offer.step;
-    chunk->is_one_shot = entry->offer.is_one_shot;
-    entry->is_announced = true;
+    chunk->publication = sending->offer.publication;
+    chunk->step = sending->offer.step;
+    chunk->is_one_shot = sending->offer.is_one_shot;
+    sending->is_announced = true;
     builder->head_bytes += 64 + 10 * (size_t)builder->meta_data[i].n_dims;
 }
 
 /* Whether the bytes must be checked after they were read, because no checksum shows a change. */
 static bool is_of_a_file(const struct link_serve *entry)
 {
-    return entry->hash_state == NULL && tl_tensor_may_change(entry->offer.tensor);
+    return entry->sending->hash_state == NULL && tl_tensor_may_change(entry->sending->offer.tensor);
 }
 
 static bool is_copied(const struct link_serve *entry)
 {
-    if (entry->size_bytes <= LINK_COPY_BYTES) return true;
+    if (entry->sending->size_bytes <= LINK_COPY_BYTES) return true;
     return is_of_a_file(entry) &&
-           (entry->size_bytes <= FILE_COPY_BYTES || link_serve_bytes_left(entry) <= FILE_END_BYTES);
+           (entry->sending->size_bytes <= FILE_COPY_BYTES || link_serve_bytes_left(entry) <= FILE_END_BYTES);
 }
 
 /* Adds the next bytes on the host. As far as the CPU reads them, to hash or copy them, they are checked before, and
@@ -98,18 +101,19 @@ static bool is_copied(const struct link_serve *entry)
 static enum tl_status add_host_bytes(struct link_serve *entry, uint64_t count, struct tl_frame_builder *builder,
                                      struct tl_error *ret_error)
 {
-    struct tl_tensor *tensor = entry->offer.tensor;
+    struct link_sending *sending = entry->sending;
+    struct tl_tensor *tensor = sending->offer.tensor;
     bool is_copy = is_copied(entry);
-    enum tl_status status = tl_tensor_check_readable(tensor, entry->sent_bytes, count, ret_error);
+    enum tl_status status = tl_tensor_check_readable(tensor, sending->sent_bytes, count, ret_error);
     if (status != TL_OK) return status;
-    const unsigned char *data = (const unsigned char *)tl_tensor_data(tensor) + entry->sent_bytes;
-    if (entry->hash_state != NULL) {
-        XXH3_64bits_update(entry->hash_state, data, (size_t)count);
-        entry->hashed_bytes += count;
+    const unsigned char *data = (const unsigned char *)tl_tensor_data(tensor) + sending->sent_bytes;
+    if (sending->hash_state != NULL) {
+        XXH3_64bits_update(sending->hash_state, data, (size_t)count);
+        sending->hashed_bytes += count;
     }
     if (is_copy) memcpy(link_copies_space(builder, entry->link, (size_t)count), data, (size_t)count);
-    if (is_copy || entry->hash_state != NULL) {
-        status = tl_tensor_check_readable(tensor, entry->sent_bytes, count, ret_error);
+    if (is_copy || sending->hash_state != NULL) {
+        status = tl_tensor_check_readable(tensor, sending->sent_bytes, count, ret_error);
     }
     if (status != TL_OK) return status;
     if (is_copy) {
@@ -117,7 +121,7 @@ static enum tl_status add_host_bytes(struct link_serve *entry, uint64_t count, s
         entry->link->control->stats.bytes_copied_send += count;
     } else {
         link_copies_end(builder);
-        builder->slices[builder->slice_count++] = tl_wire_slice_of_tensor(tensor, entry->sent_bytes, count);
+        builder->slices[builder->slice_count++] = tl_wire_slice_of_tensor(tensor, sending->sent_bytes, count);
     }
     return TL_OK;
 }
@@ -127,7 +131,7 @@ static enum tl_status add_bytes(struct link_serve *entry, uint64_t count, struct
 {
     if (!link_serve_is_on_device(entry)) return add_host_bytes(entry, count, builder, ret_error);
     link_copies_end(builder);
-    builder->slices[builder->slice_count++] = tl_device_reader_take(&entry->reader, count);
+    builder->slices[builder->slice_count++] = tl_device_reader_take(&entry->sending->reader, count);
     return TL_OK;
 }
 
@@ -144,7 +148,7 @@ static uint64_t space_bytes(const struct tl_link *link, const struct tl_frame_bu
 static uint64_t next_bytes(const struct link_serve *entry, const struct tl_frame_builder *builder)
 {
     uint64_t left = link_serve_bytes_left(entry);
-    if (link_serve_is_on_device(entry)) left = tl_device_reader_bytes(&entry->reader);
+    if (link_serve_is_on_device(entry)) left = tl_device_reader_bytes(&entry->sending->reader);
     if (is_of_a_file(entry) && !is_copied(entry)) left -= FILE_END_BYTES;
     return tl_min_u64(left, space_bytes(entry->link, builder));
 }
@@ -152,6 +156,7 @@ static uint64_t next_bytes(const struct link_serve *entry, const struct tl_frame
 /* Adds the next piece of an active tensor; false when it has failed instead. */
 static bool add_chunk(struct link_serve *entry, struct tl_frame_builder *builder)
 {
+    struct link_sending *sending = entry->sending;
     struct tl_link *link = entry->link;
     uint64_t count = next_bytes(entry, builder);
     struct tl_error error;
@@ -163,20 +168,20 @@ static bool add_chunk(struct link_serve *entry, struct tl_frame_builder *builder
     builder->chunk_count++;
     Tensorlane__V1__Chunk *chunk = &builder->chunks[i];
     tensorlane__v1__chunk__init(chunk);
-    chunk->number = entry->number;
-    chunk->offset = entry->sent_bytes;
+    chunk->number = entry->serve.id.number;
+    chunk->offset = sending->sent_bytes;
     chunk->len_bytes = count;
     builder->head_bytes += 64;
-    if (!entry->is_announced) announce(entry, builder, i);
+    if (!sending->is_announced) announce(entry, builder, i);
     builder->data_bytes += count;
-    entry->sent_bytes += count;
+    sending->sent_bytes += count;
     link->answers.active_bytes[entry->priority] -= count;
     link->control->referenced_bytes -= count;
     link->control->stats.bytes_sent += count;
     bool is_last = link_serve_bytes_left(entry) == 0;
-    if (is_last && entry->hash_state != NULL) {
+    if (is_last && sending->hash_state != NULL) {
         chunk->has_checksum = 1;
-        chunk->checksum = XXH3_64bits_digest(entry->hash_state);
+        chunk->checksum = XXH3_64bits_digest(sending->hash_state);
     }
     if (is_last) builder->complete[builder->complete_count++] = entry;
     if (link->is_packed) tl_pack_chunk(&builder->packed_chunks, chunk);
@@ -190,11 +195,11 @@ static void wait_for_next(struct link_serve *entry, bool was_copied)
     tl_list_remove(&entry->place);
     if (link_serve_bytes_left(entry) == 0) return;
     struct tl_error error;
-    if (link_serve_is_on_device(entry) && tl_device_reader_go_on(&entry->reader, &error) != TL_OK) {
+    if (link_serve_is_on_device(entry) && tl_device_reader_go_on(&entry->sending->reader, &error) != TL_OK) {
         link_serve_fail_reading(entry, &error);
         return;
     }
-    if (link_serve_is_on_device(entry) && tl_device_reader_bytes(&entry->reader) == 0) {
+    if (link_serve_is_on_device(entry) && tl_device_reader_bytes(&entry->sending->reader) == 0) {
         link_serve_set_state(entry, SERVE_STAGING);
         return;
     }

@@ -37,14 +37,16 @@ static void post_to_loop(void *loop, struct tl_closure *closure)
 
 bool link_serve_is_on_device(const struct link_serve *entry)
 {
-    return tl_tensor_is_on_device(entry->offer.tensor) && tl_tensor_size_bytes(entry->offer.tensor) > 0;
+    return tl_tensor_is_on_device(entry->sending->offer.tensor) &&
+           tl_tensor_size_bytes(entry->sending->offer.tensor) > 0;
 }
 
 void link_serve_stop_reading(struct link_serve *entry)
 {
-    tl_piece_put(entry->fence_wait);
-    entry->fence_wait = NULL;
-    tl_device_reader_end(&entry->reader);
+    struct link_sending *sending = entry->sending;
+    tl_piece_put(sending->fence_wait);
+    sending->fence_wait = NULL;
+    tl_device_reader_end(&sending->reader);
 }
 
 void link_serve_fail_reading(struct link_serve *entry, struct tl_error *error)
@@ -57,8 +59,8 @@ static void fence_reached(void *context, struct tl_piece *piece, const struct tl
 {
     struct link_serve *entry = context;
     struct tl_error error = *status;
-    TL_CHECK(entry->state == SERVE_FENCED && entry->fence_wait == piece);
-    entry->fence_wait = NULL;
+    TL_CHECK(entry->state == SERVE_FENCED && entry->sending->fence_wait == piece);
+    entry->sending->fence_wait = NULL;
     tl_piece_put(piece);
     entry->link->stall.has_progressed = true; /* the peer waits for us */
     if (error.code == TL_OK) {
@@ -70,7 +72,8 @@ static void fence_reached(void *context, struct tl_piece *piece, const struct tl
 
 void link_serve_await_fence(struct link_serve *entry)
 {
-    struct tl_tensor *tensor = entry->offer.tensor;
+    struct link_sending *sending = entry->sending;
+    struct tl_tensor *tensor = sending->offer.tensor;
     const struct tl_piece_options options = {.tensor = tensor,
                                              .after = tl_tensor_fence(tensor),
                                              .post = post_to_loop,
@@ -78,8 +81,8 @@ void link_serve_await_fence(struct link_serve *entry)
                                              .notify = fence_reached,
                                              .context = entry};
     struct tl_error error;
-    entry->fence_wait = tl_piece_read(&options);
-    if (entry->fence_wait != NULL) {
+    sending->fence_wait = tl_piece_read(&options);
+    if (sending->fence_wait != NULL) {
         link_serve_set_state(entry, SERVE_FENCED);
         return;
     }
@@ -96,7 +99,7 @@ static bool is_all_read(const struct tl_device_reader *reader)
 /* A piece of the value was read from its device, or could not be. */
 static void staged(struct tl_device_reader *reader, const struct tl_error *status)
 {
-    struct link_serve *entry = TL_CONTAINER_OF(reader, struct link_serve, reader);
+    struct link_serve *entry = TL_CONTAINER_OF(reader, struct link_sending, reader)->entry;
     struct tl_error error = *status;
     entry->link->stall.has_progressed = true; /* the peer waits for us */
     if (status->code != TL_OK) {
@@ -110,17 +113,18 @@ static void staged(struct tl_device_reader *reader, const struct tl_error *statu
 
 void link_serve_stage(struct link_serve *entry)
 {
+    struct link_sending *sending = entry->sending;
     struct tl_control *control = entry->link->control;
     struct tl_error error;
     link_serve_set_state(entry, SERVE_STAGING);
-    entry->reader = (struct tl_device_reader){.loop = control->loop,
-                                              .tensor = entry->offer.tensor,
-                                              .hash_state = entry->hash_state,
-                                              .skip_bytes = entry->sent_bytes,
-                                              .copied_bytes = &control->stats.bytes_copied_send,
-                                              .came = staged,
-                                              .is_fence_reached = true};
-    if (tl_device_reader_begin(&entry->reader, &error) != TL_OK) link_serve_fail_reading(entry, &error);
+    sending->reader = (struct tl_device_reader){.loop = control->loop,
+                                                .tensor = sending->offer.tensor,
+                                                .hash_state = sending->hash_state,
+                                                .skip_bytes = sending->sent_bytes,
+                                                .copied_bytes = &control->stats.bytes_copied_send,
+                                                .came = staged,
+                                                .is_fence_reached = true};
+    if (tl_device_reader_begin(&sending->reader, &error) != TL_OK) link_serve_fail_reading(entry, &error);
 }
 
 /* --------------------------------------------------------------------------------------------------- receiving -- */

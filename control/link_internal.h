@@ -7,6 +7,7 @@
 #ifndef CONTROL_LINK_INTERNAL_H
 #define CONTROL_LINK_INTERNAL_H
 
+#include "base/hash_table.h"
 #include "base/number_map.h"
 #include "base/numbers.h"
 #include "base/timer.h"
@@ -58,7 +59,8 @@ struct link_queue {
 
 /* The requests of the peer, and what is sent for them. */
 struct link_answers {
-    struct tl_number_map serves; /* items are link_serve: all requests of the peer that are not over */
+    struct tl_hash_table serves; /* items are link_serve: all requests of the peer that are not over, by number */
+    uint64_t factor;             /* for the hashes of the numbers: odd and random */
     struct tl_list failures;     /* items are link_serve: a status waits to be sent */
     struct link_queue ready;     /* have an offer, wait until less is in flight */
     struct link_queue active;    /* are being sent; those of one priority one after the other */

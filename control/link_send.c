@@ -62,15 +62,16 @@ static void add_failures(struct tl_link *link, struct tl_frame_builder *builder)
            builder->head_bytes < LINK_FRAME_HEAD_BYTES) {
         struct link_serve *entry =
             TL_CONTAINER_OF(tl_list_pop_front(&link->answers.failures), struct link_serve, place);
-        enum tl_status code = entry->failure != NULL ? entry->failure->code : TL_RESOURCE_EXHAUSTED;
-        const char *message = entry->failure != NULL ? entry->failure->message : "no memory";
+        const struct link_status *failure = entry->sending != NULL ? entry->sending->failure : NULL;
+        enum tl_status code = failure != NULL ? failure->code : TL_RESOURCE_EXHAUSTED;
+        const char *message = failure != NULL ? failure->message : "no memory";
         size_t i = builder->frame.n_failures++;
         builder->failed[i] = entry;
         tensorlane__v1__failure__init(&builder->failures[i]);
         tensorlane__v1__status__init(&builder->statuses[i]);
         builder->statuses[i].code = (uint32_t)code;
         builder->statuses[i].message = (char *)message;
-        builder->failures[i].number = entry->number;
+        builder->failures[i].number = entry->serve.id.number;
         builder->failures[i].status = &builder->statuses[i];
         builder->failures[i].is_final = entry->serve.is_final;
         builder->head_bytes += strlen(message) + 48;
@@ -96,18 +97,19 @@ static void finish_frame(struct tl_link *link, struct tl_frame_builder *builder)
     link->framed_count += builder->frame.n_received;
     for (size_t i = 0; i < builder->frame.n_failures; i++) {
         struct link_serve *entry = builder->failed[i];
-        link_serve_end(entry, entry->offer.tensor == NULL ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED);
+        bool has_value = entry->sending == NULL || entry->sending->offer.tensor != NULL; /* or it had one */
+        link_serve_end(entry, has_value ? TL_SERVE_CANCELLED : TL_SERVE_RECEIVED);
     }
     for (size_t i = 0; i < builder->complete_count; i++) {
         struct link_serve *entry = builder->complete[i];
         link->control->stats.tensors_sent++;
-        if (!entry->offer.is_one_shot) {
+        if (!entry->sending->offer.is_one_shot) {
             link_serve_end(entry, TL_SERVE_RECEIVED);
             continue;
         }
         link_serve_set_state(entry, SERVE_SENT);
-        tl_tensor_put(entry->offer.tensor);
-        entry->offer.tensor = NULL;
+        tl_tensor_put(entry->sending->offer.tensor);
+        entry->sending->offer.tensor = NULL;
     }
 }
 

@@ -43,30 +43,48 @@ static uint64_t referenced_bytes(const struct tl_link *link)
 
 void link_serve_set_state(struct link_serve *entry, enum serve_state state)
 {
+    struct link_sending *sending = entry->sending;
     struct tl_link *link = entry->link;
     uint64_t before_bytes = referenced_bytes(link);
     if (is_active(entry->state)) link->answers.active_bytes[entry->priority] -= link_serve_bytes_left(entry);
-    if (is_ready(entry) && entry->offer.tensor != NULL) link->answers.ready_bytes -= entry->ready_bytes;
+    if (is_ready(entry) && sending->offer.tensor != NULL) link->answers.ready_bytes -= sending->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count--;
     if (entry->state == SERVE_STAGING) link->answers.staging_count--;
     entry->state = state;
     if (is_active(entry->state)) link->answers.active_bytes[entry->priority] += link_serve_bytes_left(entry);
     if (entry->state == SERVE_STAGING) link->answers.staging_count++;
-    if (is_ready(entry) && entry->offer.tensor != NULL) link->answers.ready_bytes += entry->ready_bytes;
+    if (is_ready(entry) && sending->offer.tensor != NULL) link->answers.ready_bytes += sending->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count++;
     link->control->referenced_bytes += referenced_bytes(link) - before_bytes;
+}
+
+/* Gives the serve what it needs to send, unless it has it. Returns false when there is no memory. */
+static bool has_sending(struct link_serve *entry)
+{
+    if (entry->sending != NULL) return true;
+    entry->sending = tl_spares_get(&entry->link->control->sendings, sizeof(struct link_sending));
+    if (entry->sending != NULL) entry->sending->entry = entry;
+    return entry->sending != NULL;
+}
+
+static void end_sending(struct link_serve *entry)
+{
+    struct link_sending *sending = entry->sending;
+    if (sending == NULL) return;
+    link_serve_stop_reading(entry);
+    tl_tensor_put(sending->offer.tensor);
+    XXH3_freeState(sending->hash_state);
+    link_status_put(entry->link, sending->failure);
+    tl_spares_put(&entry->link->control->sendings, sending);
 }
 
 static void serve_free(struct link_serve *entry)
 {
     struct tl_link *link = entry->link;
     link_serve_set_state(entry, SERVE_SENT);
-    tl_number_map_remove(&link->answers.serves, entry->number);
+    tl_hash_table_remove(&link->answers.serves, &entry->hash);
     tl_list_remove(&entry->place);
-    link_serve_stop_reading(entry);
-    tl_tensor_put(entry->offer.tensor);
-    XXH3_freeState(entry->hash_state);
-    link_status_put(link, entry->failure);
+    end_sending(entry);
     if (entry->serve.key == entry->own_key) {
         free(entry);
     } else {
@@ -84,9 +102,9 @@ void link_serve_end(struct link_serve *entry, enum tl_serve_end end)
 void link_serve_fail(struct link_serve *entry, const struct tl_error *status)
 {
     struct tl_link *link = entry->link;
-    link_serve_stop_reading(entry);
+    if (entry->sending != NULL) link_serve_stop_reading(entry);
     link_serve_set_state(entry, SERVE_FAILED);
-    entry->failure = link_status_get(link, status);
+    if (has_sending(entry)) entry->sending->failure = link_status_get(link, status);
     tl_list_remove(&entry->place);
     tl_list_push_back(&link->answers.failures, &entry->place);
     link_flush_later(link);
@@ -100,19 +118,20 @@ static bool fits(uint64_t bytes, uint64_t held, uint64_t limit)
 
 bool link_serve_fits_link(const struct link_serve *entry, uint64_t held)
 {
-    return fits(entry->ready_bytes, held, entry->link->control->options.inflight_bytes);
+    return fits(entry->sending->ready_bytes, held, entry->link->control->options.inflight_bytes);
 }
 
 bool link_serve_fits_worker(const struct link_serve *entry)
 {
     const struct tl_control *control = entry->link->control;
-    return fits(entry->ready_bytes, control->referenced_bytes, TL_REFERENCED_FACTOR * control->options.inflight_bytes);
+    return fits(entry->sending->ready_bytes, control->referenced_bytes,
+                TL_REFERENCED_FACTOR * control->options.inflight_bytes);
 }
 
 /* Whether the answer would make the link or the worker hold too many values. One-shot values are reserved anyway. */
 static bool must_let_go(const struct link_serve *entry)
 {
-    if (entry->offer.is_one_shot || entry->is_asking_again) return false;
+    if (entry->sending->offer.is_one_shot || entry->is_asking_again) return false;
     return !link_serve_fits_link(entry, referenced_bytes(entry->link)) || !link_serve_fits_worker(entry);
 }
 
@@ -131,26 +150,33 @@ static void serve_reply(struct tl_serve *serve, const struct tl_error *status, c
         link_serve_fail(entry, status);
         return;
     }
-    entry->offer = *offer;
-    entry->size_bytes = tl_tensor_size_bytes(offer->tensor);
-    bool can_resume = entry->asked_publication == offer->publication && entry->resume_offset <= entry->size_bytes;
-    entry->sent_bytes = can_resume ? entry->resume_offset : 0;
-    entry->ready_bytes = link_serve_bytes_left(entry);
     struct tl_error error;
-    if (entry->wants_checksum && entry->hash_state == NULL) {
-        entry->hash_state = XXH3_createState();
-        if (entry->hash_state == NULL) {
+    if (!has_sending(entry)) {
+        tl_tensor_put(offer->tensor);
+        tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory to send a tensor");
+        link_serve_fail(entry, &error);
+        return;
+    }
+    struct link_sending *sending = entry->sending;
+    sending->offer = *offer;
+    sending->size_bytes = tl_tensor_size_bytes(offer->tensor);
+    bool can_resume = sending->asked_publication == offer->publication && sending->resume_offset <= sending->size_bytes;
+    sending->sent_bytes = can_resume ? sending->resume_offset : 0;
+    sending->ready_bytes = link_serve_bytes_left(entry);
+    if (entry->wants_checksum && sending->hash_state == NULL) {
+        sending->hash_state = XXH3_createState();
+        if (sending->hash_state == NULL) {
             tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory for a checksum");
             link_serve_fail(entry, &error);
             return;
         }
-        XXH3_64bits_reset(entry->hash_state);
+        XXH3_64bits_reset(sending->hash_state);
     }
     if (must_let_go(entry)) {
-        tl_tensor_put(entry->offer.tensor);
-        entry->offer.tensor = NULL;
+        tl_tensor_put(sending->offer.tensor);
+        sending->offer.tensor = NULL;
     }
-    if (entry->offer.tensor != NULL && tl_tensor_fence(entry->offer.tensor) != NULL) {
+    if (sending->offer.tensor != NULL && tl_tensor_fence(sending->offer.tensor) != NULL) {
         link_serve_await_fence(entry);
     } else {
         link_serve_become_ready(entry);
@@ -158,6 +184,22 @@ static void serve_reply(struct tl_serve *serve, const struct tl_error *status, c
 }
 
 static const struct tl_serve_ops serve_ops = {.reply = serve_reply};
+
+/* Notes which bytes the peer has of an earlier attempt, if any. Returns false without memory. */
+static bool resume(struct link_serve *entry, const Tensorlane__V1__Request *request)
+{
+    if (request->publication == 0) return true;
+    if (!has_sending(entry)) return false;
+    entry->sending->asked_publication = request->publication;
+    entry->sending->resume_offset = request->resume_offset;
+    return true;
+}
+
+/* The peer chooses the numbers, and must not be able to make them collide. */
+static uint32_t hash_of(const struct tl_link *link, uint64_t number)
+{
+    return (uint32_t)((number * link->answers.factor) >> 32);
+}
 
 static struct link_serve *serve_create(struct tl_link *link, const Tensorlane__V1__Request *request,
                                        const struct link_key *key)
@@ -167,11 +209,8 @@ static struct link_serve *serve_create(struct tl_link *link, const Tensorlane__V
     if (entry == NULL) return NULL;
     if (!key->is_kept) memcpy(entry->own_key, key->text, key->text_bytes);
     entry->link = link;
-    entry->number = request->number;
     entry->wants_checksum = request->wants_checksum != 0;
     entry->priority = (uint8_t)tl_min_u64(request->priority, LINK_PRIORITIES - 1);
-    entry->asked_publication = request->publication;
-    entry->resume_offset = request->resume_offset;
     entry->serve = (struct tl_serve){.ops = &serve_ops,
                                      .id = {.incarnation = link->peer.incarnation, .number = request->number},
                                      .peer = &link->peer,
@@ -180,14 +219,22 @@ static struct link_serve *serve_create(struct tl_link *link, const Tensorlane__V
                                      .subscription = request->subscription,
                                      .takes_devices = true};
     tl_list_init(&entry->place);
-    if (tl_number_map_add(&link->answers.serves, entry->number, entry)) return entry;
+    if (resume(entry, request) &&
+        tl_hash_table_add(&link->answers.serves, &entry->hash, hash_of(link, request->number)))
+        return entry;
+    free(entry->sending);
     free(entry);
     return NULL;
 }
 
 static struct link_serve *serve_find(struct tl_link *link, uint64_t number)
 {
-    return tl_number_map_find(&link->answers.serves, number);
+    struct tl_hash_link *found = tl_hash_table_find(&link->answers.serves, hash_of(link, number));
+    for (; found != NULL; found = tl_hash_table_another(found)) {
+        struct link_serve *entry = TL_CONTAINER_OF(found, struct link_serve, hash);
+        if (entry->serve.id.number == number) return entry;
+    }
+    return NULL;
 }
 
 void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *request, const struct link_key *key)
@@ -239,10 +286,9 @@ void link_serve_received(struct tl_link *link, uint64_t number)
 
 void link_serves_break(struct tl_link *link)
 {
-    size_t position = 0;
-    struct link_serve *entry;
-    while ((entry = tl_number_map_next(&link->answers.serves, &position)) != NULL)
-        link_serve_end(entry, TL_SERVE_BROKEN);
+    struct tl_hash_link *first;
+    while ((first = tl_hash_table_first(&link->answers.serves)) != NULL)
+        link_serve_end(TL_CONTAINER_OF(first, struct link_serve, hash), TL_SERVE_BROKEN);
 }
 
 void link_serve_ask_again(struct link_serve *entry)

@@ -25,14 +25,9 @@ enum serve_state {
     SERVE_FAILED,  /* until the status is sent */
 };
 
-struct link_serve {
-    struct tl_serve serve;
-    struct tl_link *link;
-    enum serve_state state;
-    uint64_t number;
-    struct tl_list place; /* in failures, ready, active or leaving */
-    bool wants_checksum;
-    uint8_t priority;
+/* What a request of the peer needs only when its answer is there, or when it resumes a transfer. */
+struct link_sending {
+    struct link_serve *entry;
     uint64_t asked_publication;
     uint64_t resume_offset;
     struct tl_offer offer; /* from READY to SENT; holds the tensor's reference until all is sent. READY, and the tensor
@@ -40,14 +35,26 @@ struct link_serve {
     uint64_t size_bytes;   /* the size of that tensor */
     uint64_t ready_bytes;  /* FENCED, READY: left to send of the value that was offered */
     struct tl_piece *fence_wait; /* FENCED: what it waits for; else NULL */
-    bool is_asking_again;        /* the source is being asked for the value that was let go */
     uint64_t sent_bytes;
     uint64_t hashed_bytes;
     bool is_announced;              /* the meta-data was sent */
     struct tl_device_reader reader; /* reads the value when it lies on a device */
     void *hash_state;               /* XXH3; NULL unless wants_checksum */
     struct link_status *failure;    /* FAILED; NULL: no memory */
-    char own_key[];                 /* NUL-terminated copy of the key, unless the link keeps it */
+};
+
+/* Many of them may wait for their values, so that its size is bounded (tests/integration/waiting_size_test.c). */
+struct link_serve {
+    struct tl_hash_link hash; /* in link->answers.serves, by number */
+    struct tl_serve serve;    /* the number is in its id */
+    struct tl_link *link;
+    struct tl_list place; /* in failures, ready, active or leaving */
+    enum serve_state state : 8;
+    bool wants_checksum;
+    bool is_asking_again; /* the source is being asked for the value that was let go */
+    uint8_t priority;
+    struct link_sending *sending; /* NULL: WAITING, or FAILED because there is no memory */
+    char own_key[];               /* NUL-terminated copy of the key, unless the link keeps it */
 };
 
 /* The key of a request that has come; it was checked. */
@@ -79,7 +86,7 @@ void link_serve_ask_again(struct link_serve *entry);
 
 static inline uint64_t link_serve_bytes_left(const struct link_serve *entry)
 {
-    return entry->size_bytes - entry->sent_bytes;
+    return entry->sending->size_bytes - entry->sending->sent_bytes;
 }
 
 /* What is left to send of the active serves of this priority and of greater ones. */

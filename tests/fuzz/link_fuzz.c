@@ -405,15 +405,18 @@ static void expect_consistent(void)
     unsigned counts[SERVE_FAILED + 1] = {0};
     uint64_t active_bytes[LINK_PRIORITIES] = {0}, ready_bytes = 0;
     unsigned active_counts[LINK_PRIORITIES] = {0};
-    const struct link_serve *entry;
-    for (size_t at = 0; (entry = tl_number_map_next(&link->answers.serves, &at)) != NULL; at++) {
+    for (const struct tl_hash_link *at = tl_hash_table_first(&link->answers.serves); at != NULL;
+         at = tl_hash_table_after(&link->answers.serves, at)) {
+        const struct link_serve *entry = TL_CONTAINER_OF(at, const struct link_serve, hash);
         counts[entry->state]++;
         if (entry->state == SERVE_ACTIVE) {
-            active_bytes[entry->priority] += tl_tensor_size_bytes(entry->offer.tensor) - entry->sent_bytes;
+            active_bytes[entry->priority] +=
+                tl_tensor_size_bytes(entry->sending->offer.tensor) - entry->sending->sent_bytes;
             active_counts[entry->priority]++;
         }
-        TL_CHECK(entry->offer.tensor != NULL || entry->state != SERVE_ACTIVE);
-        if (entry->state == SERVE_READY && entry->offer.tensor != NULL) ready_bytes += entry->ready_bytes;
+        TL_CHECK(entry->state != SERVE_ACTIVE || entry->sending->offer.tensor != NULL);
+        if (entry->state == SERVE_READY && entry->sending->offer.tensor != NULL)
+            ready_bytes += entry->sending->ready_bytes;
     }
     TL_CHECK(link->answers.unsent_count ==
              counts[SERVE_READY] + counts[SERVE_ACTIVE] + counts[SERVE_LEAVING] + counts[SERVE_FAILED]);
