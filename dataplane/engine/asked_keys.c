@@ -19,11 +19,11 @@
 struct tl_asked_key {
     struct tl_list place; /* in keys->used */
     uint32_t number;
-    bool is_number_sent;          /* the peer knows the number */
-    uint64_t used;                /* keys->clock when the key was last asked for */
-    uint64_t expected_step;       /* what the latest request has said; valid when is_number_sent */
-    struct tl_meta_data *sent;    /* what the peer remembers of the requests; NULL: nothing, or that is not known */
-    struct tl_meta_cached cached; /* what the next value is expected to be */
+    bool is_number_sent;           /* the peer knows the number */
+    uint64_t used;                 /* keys->clock when the key was last asked for */
+    uint64_t expected_step;        /* what the latest request has said; valid when is_number_sent */
+    struct tl_meta_data *sent;     /* what the peer remembers of the requests; NULL: nothing, or that is not known */
+    struct tl_meta_cached *cached; /* what the next value is expected to be; NULL: nothing is known */
     UT_hash_handle hh;
     char key[];
 };
@@ -33,6 +33,7 @@ static void forget_entry(struct tl_asked_keys *keys, struct tl_asked_key *entry)
     HASH_DEL(keys->entries, entry);
     tl_list_remove(&entry->place);
     free(entry->sent);
+    free(entry->cached);
     free(entry);
 }
 
@@ -134,14 +135,17 @@ static struct tl_asked_key *entry_at(const struct tl_asked_keys *keys, uint32_t 
 const struct tl_meta_cached *tl_asked_keys_expected(const struct tl_asked_keys *keys, uint32_t number, const char *key)
 {
     const struct tl_asked_key *entry = entry_at(keys, number, key);
-    return entry != NULL && entry->cached.meta_data.size_bytes > 0 ? &entry->cached : NULL;
+    const struct tl_meta_cached *cached = entry != NULL ? entry->cached : NULL;
+    return cached != NULL && cached->meta_data.size_bytes > 0 ? cached : NULL;
 }
 
 void tl_asked_keys_expect(struct tl_asked_keys *keys, uint32_t number, const char *key,
                           const struct tl_meta_cached *expected)
 {
     struct tl_asked_key *entry = entry_at(keys, number, key);
-    if (entry != NULL) tl_meta_cached_copy(&entry->cached, expected);
+    if (entry == NULL || (entry->cached == NULL && expected->meta_data.size_bytes == 0)) return;
+    if (entry->cached == NULL) entry->cached = malloc(sizeof(*entry->cached));
+    if (entry->cached != NULL) tl_meta_cached_copy(entry->cached, expected);
 }
 
 /* Notes that the peer remembers the meta-data. Without memory it is sent each time. */

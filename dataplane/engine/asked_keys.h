@@ -54,7 +54,8 @@ uint32_t tl_asked_keys_get(struct tl_asked_keys *keys, const char *key);
 /* Returns what the next value of the key with this number is expected to be; NULL: nothing is known. The key may have
  * lost its number, and the number may be TL_NO_KEY_NUMBER. */
 const struct tl_meta_cached *tl_asked_keys_expected(const struct tl_asked_keys *keys, uint32_t number, const char *key);
-/* Remembers what the next value is expected to be, unless the key has lost its number. */
+/* Remembers what the next value is expected to be, unless the key has lost its number. Without memory nothing is known
+ * of a new key. */
 void tl_asked_keys_expect(struct tl_asked_keys *keys, uint32_t number, const char *key,
                           const struct tl_meta_cached *expected);
 /* The REQUEST, which has a key, a key_number and everything else in full, is to be sent now. Returns what it says of

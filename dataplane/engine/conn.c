@@ -80,8 +80,6 @@ static void conn_free(struct tl_conn *conn)
     tl_list_remove(&conn->engine_link);
     conn_imports_fini(conn);
     conn_lent_copies_fini(conn);
-    requests_fini(conn);
-    responses_fini(conn);
     free(conn->responses.by_handle);
     free(conn->requests.handles);
     free(conn);
@@ -375,15 +373,10 @@ static void init_places(struct tl_conn *conn)
 {
     struct conn_requests *requests = &conn->requests;
     struct conn_ending *ending = &conn->ending;
-    struct tl_list *const lists[] = {&conn->engine_link,
-                                     &requests->waiting,
-                                     &requests->finished,
-                                     &requests->unrequested,
-                                     &requests->spare,
-                                     &requests->completed,
-                                     &ending->closure.link,
-                                     &ending->goodbye_post.place,
-                                     &conn->requests.placing.imports,
+    struct tl_list *const lists[] = {&conn->engine_link,          &requests->waiting,
+                                     &requests->finished,         &requests->unrequested,
+                                     &requests->completed,        &ending->closure.link,
+                                     &ending->goodbye_post.place, &conn->requests.placing.imports,
                                      &conn->responses.idle_copies};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);

@@ -29,6 +29,7 @@
 
 #include "base/check.h"
 #include "base/list.h"
+#include "base/spares.h"
 #include "base/timer.h"
 #include "dataplane/engine/asked_keys.h"
 #include "dataplane/engine/engine.h"
@@ -47,14 +48,27 @@ struct engine_batch {
     uint8_t bytes[TL_SLOT_BYTES];
 };
 
+/* Where values are found. */
+struct engine_source {
+    const struct tl_source_ops *ops;
+    void *context;
+};
+
+/* Objects of all connections, to be used again. */
+struct engine_spares {
+    struct tl_spares requests;   /* struct request */
+    struct tl_spares placements; /* struct request_placement */
+    struct tl_spares responses;  /* struct response */
+    struct tl_spares sendings;   /* struct response_sending */
+};
+
 struct tl_engine {
     struct tl_reactor *reactor;
     struct tl_provider *provider;
     struct tl_memory *memory;
     struct tl_peer_memories *peer_memories; /* NULL unless the keys are TL_KEYS_REGION */
     struct tl_engine_options options;
-    const struct tl_source_ops *source;
-    void *source_context;
+    struct engine_source source;
     uint64_t piece_bytes; /* the most that one write carries */
     struct tl_list conns;
     struct tl_engine_stats stats;
@@ -63,6 +77,7 @@ struct tl_engine {
     struct tl_message outgoing; /* the message that is being composed */
     struct engine_batch batch;
     uint8_t inline_copy[TL_INLINE_BYTES]; /* a value in a file is copied here, and checked when it was read */
+    struct engine_spares spares;
 };
 
 /* ------------------------------------------------------------------------------------------- posts and credits -- */
@@ -174,7 +189,6 @@ struct conn_requests {
     uint32_t first_free; /* the index that has been free for longest, and the last one; valid while one is */
     uint32_t last_free;
     uint32_t capacity;          /* how many requests the peer takes at a time */
-    struct tl_list spare;       /* struct request: ended ones that are used again */
     struct tl_list waiting;     /* struct tl_fetch: they need a handle */
     struct tl_list finished;    /* struct request: their fetches are to be completed */
     struct tl_list completed;   /* struct request: their fetches are completed; freed at the end of the pump */
@@ -192,9 +206,7 @@ struct conn_responses {
     uint32_t count;              /* open responses */
     uint32_t inline_bytes;       /* values of at most so many bytes go to the peer inside of messages */
     struct tl_numbered_keys keys;
-    struct conn_latest latest; /* REQUEST that has come */
-    struct response *spare;    /* ended ones that are used again, linked by `next` */
-    unsigned spare_count;
+    struct conn_latest latest;  /* REQUEST that has come */
     uint32_t cancelled_count;   /* CANCELLED messages that wait to be posted */
     uint64_t late_count;        /* responses that were parked for too long; one RE_REQUEST may still come for each */
     uint64_t shown_bytes;       /* the sizes of all sources that the peer may read now, added up */
@@ -483,9 +495,10 @@ uint32_t conn_key_limit(const struct tl_conn *conn);
 void conn_keys_agree(struct tl_conn *conn, uint32_t key_count);
 /* Makes a REQUEST with a key and numbers in full the one that is posted next. key_number: of tl_asked_keys_get. */
 void conn_shorten_request(struct tl_conn *conn, uint32_t key_number, struct tl_message *message);
-/* Gives a REQUEST that has come its key and its numbers in full. Returns false when the connection is closed: the peer
- * broke the protocol, or there is no memory. */
-bool conn_complete_request(struct tl_conn *conn, struct tl_message *message);
+/* Gives a REQUEST that has come its key and its numbers in full; *ret_kept is the key with its number, whose meta-data
+ * the REQUEST may have; NULL: the key travelled as text. Returns false when the connection is closed: the peer broke
+ * the protocol, or there is no memory. */
+bool conn_complete_request(struct tl_conn *conn, struct tl_message *message, struct tl_kept_key **ret_kept);
 
 /* ---------------------------------------------------------------------------------------------- conn_imports.c -- */
 
@@ -592,8 +605,6 @@ void requests_break(struct tl_conn *conn);
 bool requests_are_over(const struct tl_conn *conn);
 /* Frees the requests whose fetches are completed; what waited was posted before. */
 void requests_free_completed(struct tl_conn *conn);
-/* Frees the spare requests. */
-void requests_fini(struct tl_conn *conn);
 
 /* -------------------------------------------------------------------------------------------------- response.c -- */
 
@@ -607,7 +618,5 @@ void conn_send_notice(struct tl_conn *conn, enum tl_message_type type, uint32_t 
 /* The queue pair is drained: ends the responses that are open. */
 void responses_break(struct tl_conn *conn);
 bool responses_are_over(const struct tl_conn *conn);
-/* Frees the spare responses. */
-void responses_fini(struct tl_conn *conn);
 
 #endif

@@ -72,23 +72,22 @@ static struct tl_kept_key *find_key(struct tl_conn *conn, const struct tl_messag
     return NULL;
 }
 
-bool conn_complete_request(struct tl_conn *conn, struct tl_message *message)
+bool conn_complete_request(struct tl_conn *conn, struct tl_message *message, struct tl_kept_key **ret_kept)
 {
     struct conn_latest *latest = &conn->responses.latest;
     message->number = latest->number = tl_from_difference(message->number, latest->number);
     message->step = latest->step = tl_from_difference(message->step, latest->step);
+    *ret_kept = NULL;
     if (message->key_form == TL_KEY_TEXT) {
         message->expected_step = tl_from_difference(message->expected_step, message->step);
         return true;
     }
     struct tl_kept_key *key = find_key(conn, message);
     if (key == NULL) return false;
-    message->key = key->text;
-    message->key_bytes = key->text_bytes;
+    *ret_kept = key;
     message->expected_step = key->expected_step = tl_from_difference(message->expected_step, key->expected_step);
     if (message->key_form == TL_KEY_AS_BEFORE) {
         message->has_meta_data = true;
-        tl_meta_data_copy(&message->meta_data, key->expected);
     } else if (message->has_meta_data && !tl_kept_key_expect(key, &message->meta_data)) {
         tl_conn_close(conn, &out_of_memory);
         return false;

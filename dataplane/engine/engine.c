@@ -22,8 +22,7 @@ enum tl_status tl_engine_create(struct tl_reactor *reactor, struct tl_memory *me
     engine->memory = memory;
     engine->options = *options;
     engine->options.request_count = (uint32_t)tl_min_u64(options->request_count, TL_MAX_REQUESTS);
-    engine->source = source;
-    engine->source_context = source_context;
+    engine->source = (struct engine_source){.ops = source, .context = source_context};
     uint64_t max_bytes = engine->provider->limits.max_write_bytes;
     engine->piece_bytes =
         options->piece_bytes > 0 && options->piece_bytes < max_bytes ? options->piece_bytes : max_bytes;
@@ -45,6 +44,10 @@ void tl_engine_destroy(struct tl_engine *engine)
     if (engine == NULL) return;
     TL_CHECK(tl_list_is_empty(&engine->conns));
     tl_peer_memories_destroy(engine->peer_memories);
+    tl_spares_fini(&engine->spares.requests);
+    tl_spares_fini(&engine->spares.placements);
+    tl_spares_fini(&engine->spares.responses);
+    tl_spares_fini(&engine->spares.sendings);
     free(engine);
 }
 

@@ -23,10 +23,29 @@ static bool grow_kept(struct tl_numbered_keys *keys, uint32_t number)
     return true;
 }
 
+struct tl_kept_text *tl_kept_text_create(const char *text, size_t text_bytes)
+{
+    struct tl_kept_text *kept = malloc(sizeof(*kept) + text_bytes + 1);
+    if (kept == NULL) return NULL;
+    kept->reference_count = 1;
+    memcpy(kept->text, text, text_bytes);
+    kept->text[text_bytes] = '\0';
+    return kept;
+}
+
+struct tl_kept_meta_data *tl_kept_meta_data_create(const struct tl_meta_data *meta_data)
+{
+    struct tl_kept_meta_data *kept = malloc(sizeof(*kept));
+    if (kept == NULL) return NULL;
+    kept->reference_count = 1;
+    tl_meta_data_copy(&kept->meta_data, meta_data);
+    return kept;
+}
+
 static void clear_kept(struct tl_kept_key *key)
 {
-    free(key->text);
-    free(key->expected);
+    tl_kept_text_put(key->text);
+    tl_kept_meta_data_put(key->expected);
     *key = (struct tl_kept_key){.text = NULL};
 }
 
@@ -35,16 +54,20 @@ struct tl_kept_key *tl_numbered_keys_give(struct tl_numbered_keys *keys, uint32_
     if (!grow_kept(keys, number)) return NULL;
     struct tl_kept_key *key = &keys->entries[number];
     clear_kept(key);
-    key->text = strdup(text);
-    key->text_bytes = strlen(text);
+    key->text = tl_kept_text_create(text, strlen(text));
     return key->text != NULL ? key : NULL;
 }
 
 bool tl_kept_key_expect(struct tl_kept_key *key, const struct tl_meta_data *meta_data)
 {
-    if (key->expected == NULL) key->expected = malloc(sizeof(*key->expected));
-    if (key->expected == NULL) return false;
-    tl_meta_data_copy(key->expected, meta_data);
+    if (key->expected != NULL && key->expected->reference_count == 1) {
+        tl_meta_data_copy(&key->expected->meta_data, meta_data);
+        return true;
+    }
+    struct tl_kept_meta_data *expected = tl_kept_meta_data_create(meta_data);
+    if (expected == NULL) return false;
+    tl_kept_meta_data_put(key->expected);
+    key->expected = expected;
     return true;
 }
 

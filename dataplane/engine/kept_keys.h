@@ -11,15 +11,57 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "tensor/meta_data.h"
 
-struct tl_kept_key {
-    char *text; /* NULL: the number was not given */
-    size_t text_bytes;
-    uint64_t expected_step;
-    struct tl_meta_data *expected; /* NULL: no request has had meta-data */
+/* The text of a key, and meta-data, which a number and the requests that wait with it share. */
+struct tl_kept_text {
+    size_t reference_count;
+    char text[];
 };
+
+struct tl_kept_meta_data {
+    size_t reference_count;
+    struct tl_meta_data meta_data;
+};
+
+struct tl_kept_key {
+    struct tl_kept_text *text; /* NULL: the number was not given */
+    uint64_t expected_step;
+    struct tl_kept_meta_data *expected; /* NULL: no request has had meta-data */
+};
+
+/* create: returns one reference; NULL: no memory. put: NULL is accepted. of: the object of a text that is in one. */
+struct tl_kept_text *tl_kept_text_create(const char *text, size_t text_bytes);
+struct tl_kept_meta_data *tl_kept_meta_data_create(const struct tl_meta_data *meta_data);
+
+static inline struct tl_kept_text *tl_kept_text_get(struct tl_kept_text *text)
+{
+    text->reference_count++;
+    return text;
+}
+
+static inline void tl_kept_text_put(struct tl_kept_text *text)
+{
+    if (text != NULL && --text->reference_count == 0) free(text);
+}
+
+static inline struct tl_kept_text *tl_kept_text_of(const char *text)
+{
+    return (struct tl_kept_text *)((uintptr_t)text - offsetof(struct tl_kept_text, text));
+}
+
+static inline struct tl_kept_meta_data *tl_kept_meta_data_get(struct tl_kept_meta_data *meta_data)
+{
+    meta_data->reference_count++;
+    return meta_data;
+}
+
+static inline void tl_kept_meta_data_put(struct tl_kept_meta_data *meta_data)
+{
+    if (meta_data != NULL && --meta_data->reference_count == 0) free(meta_data);
+}
 
 /* Zeroed memory keeps no keys. */
 struct tl_numbered_keys {
@@ -35,7 +77,7 @@ static inline struct tl_kept_key *tl_numbered_keys_find(const struct tl_numbered
 {
     return number < keys->capacity && keys->entries[number].text != NULL ? &keys->entries[number] : NULL;
 }
-/* Remembers the meta-data of a request. Returns false without memory. */
+/* Remembers the meta-data of a request; earlier requests keep theirs. Returns false without memory. */
 bool tl_kept_key_expect(struct tl_kept_key *key, const struct tl_meta_data *meta_data);
 void tl_numbered_keys_fini(struct tl_numbered_keys *keys);
 

@@ -19,8 +19,6 @@
 #include "dataplane/engine/request_internal.h"
 
 #include <inttypes.h>
-#include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/copy.h"
@@ -36,19 +34,27 @@ static struct request *find(struct tl_conn *conn, uint32_t handle)
     return request;
 }
 
-static void expect(struct request *request, const struct tl_message *message)
+/* Notes what the value is. Returns false without memory for that; the connection is closed then. */
+static bool expect(struct request *request, const struct tl_message *message)
 {
-    tl_meta_data_copy(&request->expected.meta_data, &message->meta_data);
-    request->expected.step = message->step;
-    request->expected.is_published = message->is_published;
-    request->expected.is_mapped = false;
+    if (!request_has_placement(request)) {
+        tl_conn_close(request->conn, &request_out_of_memory);
+        return false;
+    }
+    struct tl_meta_cached *expected = &request->placement->expected;
+    tl_meta_data_copy(&expected->meta_data, &message->meta_data);
+    expected->step = message->step;
+    expected->is_published = message->is_published;
+    expected->is_mapped = false;
     request->has_meta_data = true;
     tl_fetch_begun(request->fetch);
+    return true;
 }
 
 static void remember(struct request *request)
 {
-    tl_asked_keys_expect(&request->conn->requests.keys, request->key_number, request->fetch->key, &request->expected);
+    tl_asked_keys_expect(&request->conn->requests.keys, request->key_number, request->fetch->key,
+                         &request->placement->expected);
 }
 
 static void handle_meta_data(struct request *request, const struct tl_message *message)
@@ -66,7 +72,7 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
     }
     if (request->state == REQUEST_ASKED) {
         request->is_place_sent = false;
-        expect(request, message);
+        if (!expect(request, message)) return;
         remember(request);
     }
     request_handle(request, REQUEST_EVENT_META_DATA);
@@ -89,11 +95,11 @@ static void handle_empty(struct request *request, const struct tl_message *messa
     bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
     if (is_wanted && request->result == NULL) {
         struct tl_error error;
-        expect(request, message);
+        if (!expect(request, message)) return;
         if (request_place(request, NULL, &error) != PLACING_DONE) request_set_result(request, &error);
     }
-    request->answer.has_checksum = message->has_checksum;
-    request->answer.checksum = message->checksum;
+    request->has_checksum = message->has_checksum;
+    request->checksum = message->checksum;
     request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
@@ -123,7 +129,7 @@ static enum tl_status take_inline(struct request *request, const struct tl_messa
     memcpy(address, message->data, (size_t)size_bytes);
     tl_fetch_advance(fetch, size_bytes);
     request->received_bytes = size_bytes;
-    request->answer.is_inline = true;
+    request->is_inline = true;
     request->conn->engine->stats.bytes_received += size_bytes;
     return TL_OK;
 }
@@ -142,13 +148,14 @@ static void handle_inline(struct request *request, const struct tl_message *mess
     struct tl_error error;
     if (is_wanted && request->result == NULL && take_inline(request, message, &error) != TL_OK)
         request_set_result(request, &error);
-    request->answer.has_checksum = message->has_checksum;
-    request->answer.checksum = message->checksum;
+    request->has_checksum = message->has_checksum;
+    request->checksum = message->checksum;
     request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
 static void handle_done(struct request *request, const struct tl_message *message)
 {
+    struct request_placement *placement = request->placement;
     if (message->is_inline) {
         handle_inline(request, message);
         return;
@@ -157,7 +164,8 @@ static void handle_done(struct request *request, const struct tl_message *messag
         handle_empty(request, message);
         return;
     }
-    bool is_whole = request->received_bytes > 0 && request->received_bytes == request->expected.meta_data.size_bytes;
+    bool is_whole = request->received_bytes > 0 && placement != NULL &&
+                    request->received_bytes == placement->expected.meta_data.size_bytes;
     if (!is_whole) {
         conn_protocol_error(request->conn, "DONE for %s before all of its bytes", request->fetch->key);
         return;
@@ -166,12 +174,12 @@ static void handle_done(struct request *request, const struct tl_message *messag
         conn_protocol_error(request->conn, "DONE for %s that its bytes did not announce", request->fetch->key);
         return;
     }
-    request->expected.step = message->step;
-    request->expected.is_published = message->is_published;
+    placement->expected.step = message->step;
+    placement->expected.is_published = message->is_published;
     request->fetch->offer_step = message->step;
     remember(request);
-    request->answer.has_checksum = message->has_checksum;
-    request->answer.checksum = message->checksum;
+    request->has_checksum = message->has_checksum;
+    request->checksum = message->checksum;
     request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
@@ -197,8 +205,7 @@ static void handle_source(struct request *request, const struct tl_message *mess
         return;
     }
     if (request->state == REQUEST_CANCELLING) return; /* CANCEL is on its way, and its answer is the last */
-    expect(request, message);
-    request_source(request, message);
+    if (expect(request, message)) request_source(request, message);
 }
 
 void requests_message(struct tl_conn *conn, const struct tl_message *message)
@@ -255,17 +262,24 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
     }
 }
 
+/* The block of the pool that the bytes have come into; NULL: they have come into the destination, or none have. */
+static struct tl_tensor *bounce_buffer_of(const struct request *request)
+{
+    return request->placement != NULL ? request->placement->bounce_buffer : NULL;
+}
+
 /* Copies and hashes as much of the received bytes as this pump may. */
 static enum tl_status advance(struct request *request, struct tl_error *ret_error)
 {
     struct tl_conn *conn = request->conn;
     struct tl_fetch *fetch = request->fetch;
     uint64_t len_bytes = request->received_bytes - fetch->received_bytes;
-    bool is_read = request->bounce_buffer != NULL || fetch->wants_checksum;
+    const struct tl_tensor *bounce_buffer = bounce_buffer_of(request);
+    bool is_read = bounce_buffer != NULL || fetch->wants_checksum;
     if (is_read && len_bytes > conn->posts.completion_budget_bytes) len_bytes = conn->posts.completion_budget_bytes;
     if (len_bytes == 0) return TL_OK;
-    if (request->bounce_buffer != NULL) {
-        uint8_t *source = (uint8_t *)tl_tensor_data(request->bounce_buffer) + fetch->received_bytes;
+    if (bounce_buffer != NULL) {
+        uint8_t *source = (uint8_t *)tl_tensor_data(bounce_buffer) + fetch->received_bytes;
         void *address;
         enum tl_status status = tl_fetch_next(fetch, len_bytes, &address, ret_error);
         if (status != TL_OK) return status;
@@ -286,8 +300,8 @@ void request_advance_early(struct request *request)
 {
     struct tl_error error; /* complete() finds it again */
     bool is_coming = request->state == REQUEST_ASKED || request->state == REQUEST_READING;
-    if (request->bounce_buffer == NULL || !is_coming) return;
-    if (request->landing.is_on_device) {
+    if (bounce_buffer_of(request) == NULL || !is_coming) return;
+    if (request->placement->landing.is_on_device) {
         request_copy_on(request);
         return;
     }
@@ -302,10 +316,10 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
     conn_credits_seen(conn, request->sent_slot);
     bool is_awaited =
         request->is_place_sent && (request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING);
-    uint64_t left_bytes = request->expected.meta_data.size_bytes - request->received_bytes;
+    uint64_t left_bytes = is_awaited ? request->placement->expected.meta_data.size_bytes - request->received_bytes : 0;
     if (!is_awaited || len_bytes == 0 || len_bytes > left_bytes) {
         conn_protocol_error(conn, "%" PRIu64 " bytes of %s where at most %" PRIu64 " are expected", len_bytes,
-                            request->fetch->key, is_awaited ? left_bytes : 0);
+                            request->fetch->key, left_bytes);
         return;
     }
     if (request->received_bytes == 0) tl_fetch_begun(request->fetch);
@@ -324,14 +338,11 @@ static char given_up;
 /* Returns a spare request or a new one; NULL when there is no memory. */
 static struct request *request_create(struct tl_conn *conn)
 {
-    struct tl_list *place = tl_list_pop_front(&conn->requests.spare);
-    if (place != NULL) return TL_CONTAINER_OF(place, struct request, place);
-    struct request *request = calloc(1, sizeof(*request));
+    struct request *request = tl_spares_get(&conn->engine->spares.requests, sizeof(*request));
     if (request == NULL) return NULL;
     request->conn = conn;
     request->timer.fire = request_timeout;
     request_posts_init(request);
-    tl_list_init(&request->place);
     return request;
 }
 
@@ -340,7 +351,7 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     struct request *request = request_create(conn);
     if (request == NULL) return false;
     if (!conn_take_handle(conn, request, &request->handle)) {
-        tl_list_push_front(&conn->requests.spare, &request->place);
+        tl_spares_put(&conn->engine->spares.requests, request);
         return false;
     }
     request->state = REQUEST_PREPARING;
@@ -357,13 +368,11 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     /* A key whose last value was inline is asked without a place. */
     const struct tl_meta_cached *expected =
         tl_asked_keys_expected(&conn->requests.keys, request->key_number, fetch->key);
-    request->has_meta_data = expected != NULL;
-    if (expected != NULL) tl_meta_cached_copy(&request->expected, expected);
     request->mapping.is_allowed = fetch->may_map && !fetch->wants_checksum && conn->pair->ops->map != NULL;
     /* A value that is mapped again needs no memory. */
-    if (request->mapping.is_allowed && request->has_meta_data && request->expected.is_mapped)
-        request->has_meta_data = false;
-    request->has_meta_data = request->has_meta_data && requests_may_expose_early(conn);
+    bool needs_place = expected != NULL && !(request->mapping.is_allowed && expected->is_mapped);
+    request->has_meta_data = needs_place && requests_may_expose_early(conn) && request_has_placement(request);
+    if (request->has_meta_data) tl_meta_cached_copy(&request->placement->expected, expected);
     if (!request->has_meta_data) {
         request_handle(request, REQUEST_EVENT_READY);
         return true;
@@ -423,18 +432,19 @@ void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch)
 
 static enum tl_path path_of(const struct request *request)
 {
+    const struct request_placement *placement = request->placement;
     if (request->mapping.is_done) return TL_PATH_MAPPED;
     if (request->received_bytes == 0) return TL_PATH_NONE;
     if (tl_fetch_meta_data(request->fetch)->dtype == TL_STRING) return TL_PATH_SERIALIZED;
-    if (request->answer.is_inline) return TL_PATH_INLINE;
-    if (request->landing.import != NULL) return TL_PATH_GPU_IPC;
+    if (request->is_inline) return TL_PATH_INLINE;
+    if (placement->landing.import != NULL) return TL_PATH_GPU_IPC;
     bool is_from_device = (request->sender_flags & TL_IMMEDIATE_ON_DEVICE) != 0;
     bool is_sender_copying = (request->sender_flags & TL_IMMEDIATE_SENDER_COPYING) != 0;
-    bool is_copying = request->bounce_buffer != NULL;
-    if ((is_sender_copying && is_from_device) || (is_copying && request->landing.is_on_device))
+    bool is_copying = placement->bounce_buffer != NULL;
+    if ((is_sender_copying && is_from_device) || (is_copying && placement->landing.is_on_device))
         return TL_PATH_GPU_PROXY;
     if (is_sender_copying || is_copying) return TL_PATH_BOUNCE;
-    return is_from_device || request->landing.is_on_device ? TL_PATH_GPU_DIRECT : TL_PATH_ZERO_COPY;
+    return is_from_device || placement->landing.is_on_device ? TL_PATH_GPU_DIRECT : TL_PATH_ZERO_COPY;
 }
 
 /* Completes a request whose bytes are in the destination or its bounce buffer, where the peer cannot write them any
@@ -448,13 +458,13 @@ static bool complete(struct request *request, struct tl_error *ret_result)
     if (fetch->received_bytes < request->received_bytes) return false;
     fetch->path = path_of(request);
     fetch->path_reason =
-        request->answer.is_inline                                             ? NULL
-        : request->bounce_buffer != NULL                                      ? request->bounce_reason
+        request->is_inline                                                    ? NULL
+        : bounce_buffer_of(request) != NULL                                   ? request->placement->bounce_reason
         : fetch->path == TL_PATH_GPU_DIRECT || fetch->path == TL_PATH_GPU_IPC ? NULL
         : fetch->path == TL_PATH_ZERO_COPY
             ? (request->conn->engine->options.is_reading ? request_how_read(request) : request_why_not_mapped(request))
             : "copied by the owner";
-    if (tl_fetch_verify(fetch, request->answer.has_checksum, request->answer.checksum, ret_result) == TL_OK) {
+    if (tl_fetch_verify(fetch, request->has_checksum, request->checksum, ret_result) == TL_OK) {
         ret_result->code = TL_OK;
         request->conn->engine->stats.tensors_received++;
     }
@@ -464,33 +474,25 @@ static bool complete(struct request *request, struct tl_error *ret_result)
 void request_free(struct request *request)
 {
     struct tl_conn *conn = request->conn;
-    size_t begin = offsetof(struct request, fetch), end = offsetof(struct request, expected);
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->timer);
     tl_list_remove(&request->pending.place);
-    tl_list_remove(&request->revoke.place);
+    request_end_placement(request);
     conn_give_handle(conn, request->handle);
     tl_error_drop(request->result);
-    memset((char *)request + begin, 0, end - begin);
-    tl_list_push_front(&conn->requests.spare, &request->place);
+    tl_spares_put(&conn->engine->spares.requests, request);
 }
 
 void requests_free_completed(struct tl_conn *conn)
 {
     struct tl_list *place;
     while ((place = tl_list_pop_front(&conn->requests.completed)) != NULL)
-        request_free(TL_CONTAINER_OF(place, struct request, place));
-}
-
-void requests_fini(struct tl_conn *conn)
-{
-    struct tl_list *place;
-    while ((place = tl_list_pop_front(&conn->requests.spare)) != NULL)
-        free(TL_CONTAINER_OF(place, struct request, place));
+        request_free(TL_CONTAINER_OF(place, struct request, pending.place));
 }
 
 void request_finish(struct request *request)
 {
-    tl_list_push_back(&request->conn->requests.finished, &request->place);
+    tl_list_remove(&request->pending.place);
+    tl_list_push_back(&request->conn->requests.finished, &request->pending.place);
     conn_pump_later(request->conn);
 }
 
@@ -505,7 +507,7 @@ static void leave_destination(const struct request *request, struct tl_fetch *fe
     bool is_in_pool =
         conn->memory != conn->engine->memory && tl_memory_pin(conn->memory, fetch->destination, TL_REGION_WRITE, &pin);
     if (is_in_pool) tl_memory_unpin(conn->memory, &pin);
-    if (is_in_pool || request->bounce_buffer != NULL) tl_fetch_restart(fetch);
+    if (is_in_pool || bounce_buffer_of(request) != NULL) tl_fetch_restart(fetch);
 }
 
 /* Completes the fetch. Returns false when the next pump must go on. */
@@ -527,7 +529,7 @@ static bool end_fetch(struct request *request)
     }
     if (result.code != TL_OK) leave_destination(request, fetch);
     request_release_memory(request); /* before `done`: the caller may hold the last other reference */
-    tl_list_push_back(&request->conn->requests.completed, &request->place);
+    tl_list_push_back(&request->conn->requests.completed, &request->pending.place);
     fetch->allocator = NULL;
     fetch->transport_state = NULL;
     fetch->ops->done(fetch, &result);
@@ -541,7 +543,7 @@ void requests_complete_fetches(struct tl_conn *conn)
     if (!tl_list_is_empty(&conn->requests.finished) && !tl_list_is_empty(&conn->requests.waiting))
         conn_pump_later(conn);
     while ((place = tl_list_pop_front(&conn->requests.finished)) != NULL) {
-        if (end_fetch(TL_CONTAINER_OF(place, struct request, place))) continue;
+        if (end_fetch(TL_CONTAINER_OF(place, struct request, pending.place))) continue;
         tl_list_push_front(&conn->requests.finished, place);
         conn_pump_later(conn);
         break;
@@ -576,10 +578,8 @@ void requests_break(struct tl_conn *conn)
         if (request->state != REQUEST_REVOKING) request_set_result(request, &error);
         if (request->state != REQUEST_REVOKING && request->is_asked) request->fetch->is_unsettled = true;
         request_exposure_over(request);
-        conn_cancel_memory_wait(&request->memory_wait);
-        request_drop_allocation(request);
-        if (request_is_importing(request)) request_leave_import(request);
-        if (!request->is_registering && request->memory_wait == NULL) request_handle(request, REQUEST_EVENT_BROKEN);
+        if (!request_stop_waiting(request)) continue; /* it ends when that comes back */
+        if (!request->is_registering) request_handle(request, REQUEST_EVENT_BROKEN);
     }
 }
 

@@ -33,15 +33,15 @@ static void allocated(void *context, struct tl_tensor *tensor, const struct tl_e
     struct request *request = context;
     struct tl_conn *conn = request->conn;
     struct tl_error error = *status;
-    request->landing.allocation = NULL;
-    request->landing.allocated = tensor;
+    request->placement->landing.allocation = NULL;
+    request->placement->landing.allocated = tensor;
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->timer);
     conn->requests.placing.request = request;
     if (error.code != TL_OK) tl_error_prefix(&error, "tensor '%s': ", request->fetch->key);
     if (error.code == TL_OK && tl_fetch_place(request->fetch, &error) == TL_OK) {
         request_prepare_memory(request);
     } else if (!request->is_asked) { /* the value may be another one than last time */
-        request->has_meta_data = false;
+        request_drop_place(request);
         request_handle(request, REQUEST_EVENT_READY);
     } else {
         request_fail(request, &error);
@@ -52,6 +52,7 @@ enum tl_status request_create_on_device(struct request *request, struct tl_devic
                                         const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
                                         struct tl_error *ret_error)
 {
+    struct request_placement *placement = request->placement;
     const struct tl_allocation_options options = {.device = device,
                                                   .meta_data = meta_data,
                                                   .post = conn_post_to_reactor,
@@ -59,49 +60,51 @@ enum tl_status request_create_on_device(struct request *request, struct tl_devic
                                                   .done = allocated,
                                                   .context = request};
     if (meta_data->size_bytes == 0) return tl_tensor_create_in(device, meta_data, NULL, ret_tensor, ret_error);
-    *ret_tensor = request->landing.allocated;
-    request->landing.allocated = NULL;
+    *ret_tensor = placement->landing.allocated;
+    placement->landing.allocated = NULL;
     if (*ret_tensor != NULL) return TL_OK;
-    request->landing.allocation = tl_allocation_start(&options);
-    if (request->landing.allocation == NULL) return tl_error_copy(ret_error, &request_out_of_memory);
+    placement->landing.allocation = tl_allocation_start(&options);
+    if (placement->landing.allocation == NULL) return tl_error_copy(ret_error, &request_out_of_memory);
     request_limit_wait(request);
     return TL_OK;
 }
 
 void request_drop_allocation(struct request *request)
 {
-    tl_allocation_put(request->landing.allocation);
-    request->landing.allocation = NULL;
+    tl_allocation_put(request->placement->landing.allocation);
+    request->placement->landing.allocation = NULL;
 }
 
 /* Why the peer cannot write the destination itself; NULL: it can. */
 static const char *why_not_direct(const struct request *request)
 {
+    const struct request_placement *placement = request->placement;
     const struct tl_conn *conn = request->conn;
     const struct tl_engine *engine = conn->engine;
     if (engine->options.is_bounce_forced) return request_reason_forced;
     if (engine->options.is_gpu_proxy_forced) return reason_proxy_forced;
-    if (request->landing.import_refusal != NULL) return request->landing.import_refusal;
+    if (placement->landing.import_refusal != NULL) return placement->landing.import_refusal;
     if (conn->pair->ops->find_memory != NULL)
         return request->fetch->wants_checksum ? reason_checksum : reason_not_shown;
     if (conn->pair->outside_refusal != NULL) return conn->pair->outside_refusal;
     const char *why_not =
-        tl_memory_why_not_written(engine->memory, tl_tensor_device(request->kept), engine->options.keys);
-    if (why_not == NULL && conn_is_small(conn, request->kept)) why_not = request_reason_small;
+        tl_memory_why_not_written(engine->memory, tl_tensor_device(placement->kept), engine->options.keys);
+    if (why_not == NULL && conn_is_small(conn, placement->kept)) why_not = request_reason_small;
     return why_not;
 }
 
 void request_prepare_on_device(struct request *request)
 {
-    request->landing.is_on_device = true;
+    struct request_placement *placement = request->placement;
+    placement->landing.is_on_device = true;
     if (request_is_imported(request)) {
         request_import(request);
         return;
     }
-    request->bounce_reason = why_not_direct(request);
-    if (request->bounce_reason != NULL) {
+    placement->bounce_reason = why_not_direct(request);
+    if (placement->bounce_reason != NULL) {
         request_use_bounce_buffer(request, NULL);
-    } else if (tl_memory_pin(request->conn->memory, request->kept, TL_REGION_WRITE, &request->pin)) {
+    } else if (tl_memory_pin(request->conn->memory, placement->kept, TL_REGION_WRITE, &placement->pin)) {
         request_handle(request, REQUEST_EVENT_READY);
     } else {
         request_register_destination(request);
@@ -126,6 +129,7 @@ static void piece_came(void *context, struct tl_piece *piece, const struct tl_er
 static void start_piece(struct request *request, uint64_t offset_bytes, uint64_t left_bytes, struct tl_tensor *host,
                         struct tl_piece *(*start)(const struct tl_piece_options *options))
 {
+    struct request_placement *placement = request->placement;
     const struct tl_piece_options options = {
         .tensor = request->fetch->destination,
         .offset_bytes = offset_bytes,
@@ -137,60 +141,64 @@ static void start_piece(struct request *request, uint64_t offset_bytes, uint64_t
         .notify = piece_came,
         .context = request,
     };
-    request->landing.is_piece_filled = host != NULL;
-    request->landing.piece = start(&options);
-    if (request->landing.piece == NULL) request_set_result(request, &request_out_of_memory);
+    placement->landing.is_piece_filled = host != NULL;
+    placement->landing.piece = start(&options);
+    if (placement->landing.piece == NULL) request_set_result(request, &request_out_of_memory);
 }
 
 /* Puts bytes of the bounce buffer into the block of the piece, and starts its copy. */
 static void fill(struct request *request)
 {
+    struct request_placement *placement = request->placement;
     struct tl_engine *engine = request->conn->engine;
-    const uint8_t *source = (const uint8_t *)tl_tensor_data(request->bounce_buffer) + request->fetch->received_bytes;
-    uint64_t len_bytes = tl_piece_len_bytes(request->landing.piece);
-    memcpy(tl_piece_data(request->landing.piece), source, (size_t)len_bytes);
+    const uint8_t *source = (const uint8_t *)tl_tensor_data(placement->bounce_buffer) + request->fetch->received_bytes;
+    uint64_t len_bytes = tl_piece_len_bytes(placement->landing.piece);
+    memcpy(tl_piece_data(placement->landing.piece), source, (size_t)len_bytes);
     engine->stats.bytes_bounced += len_bytes;
     tl_memory_count_bounce(engine->memory, len_bytes);
-    request->landing.is_piece_filled = true;
-    tl_piece_copy(request->landing.piece);
+    placement->landing.is_piece_filled = true;
+    tl_piece_copy(placement->landing.piece);
 }
 
 void request_copy_on(struct request *request)
 {
+    struct request_placement *placement = request->placement;
     const struct tl_fetch *fetch = request->fetch;
     uint64_t left_bytes = request->received_bytes - fetch->received_bytes;
-    if (left_bytes == 0 || request->landing.piece != NULL || request->result != NULL) return;
-    struct tl_tensor *bytes = request->bounce_buffer;
+    if (left_bytes == 0 || placement->landing.piece != NULL || request->result != NULL) return;
+    struct tl_tensor *bytes = placement->bounce_buffer;
     struct tl_tensor *host = tl_memory_is_pinned(request->conn->memory, bytes) ? bytes : NULL;
     start_piece(request, fetch->received_bytes, left_bytes, host, tl_piece_write);
-    if (request->landing.piece != NULL && tl_piece_data(request->landing.piece) != NULL) fill(request);
+    if (placement->landing.piece != NULL && tl_piece_data(placement->landing.piece) != NULL) fill(request);
 }
 
 /* Reads back what is on the device and not hashed yet. */
 static void hash_on(struct request *request)
 {
-    uint64_t left_bytes = request->received_bytes - request->landing.hashed_bytes;
-    if (left_bytes > 0) start_piece(request, request->landing.hashed_bytes, left_bytes, NULL, tl_piece_read);
+    uint64_t left_bytes = request->received_bytes - request->placement->landing.hashed_bytes;
+    if (left_bytes > 0) start_piece(request, request->placement->landing.hashed_bytes, left_bytes, NULL, tl_piece_read);
 }
 
 /* Whether a copy is left; if so, one is under way. */
 static bool is_copying(struct request *request)
 {
+    struct request_placement *placement = request->placement;
     struct tl_fetch *fetch = request->fetch;
-    if (request->landing.is_copy_running) return true;
+    if (placement->landing.is_copy_running) return true;
     if (request->result != NULL) {
-        if (request->landing.piece != NULL && tl_piece_stop(request->landing.piece)) request->landing.piece = NULL;
-        return request->landing.piece != NULL;
+        if (placement->landing.piece != NULL && tl_piece_stop(placement->landing.piece))
+            placement->landing.piece = NULL;
+        return placement->landing.piece != NULL;
     }
-    if (request->bounce_buffer == NULL) tl_fetch_advance(fetch, request->received_bytes - fetch->received_bytes);
+    if (placement->bounce_buffer == NULL) tl_fetch_advance(fetch, request->received_bytes - fetch->received_bytes);
     request_copy_on(request);
-    if (request->landing.piece == NULL && request->result == NULL && fetch->wants_checksum) hash_on(request);
-    return request->landing.piece != NULL;
+    if (placement->landing.piece == NULL && request->result == NULL && fetch->wants_checksum) hash_on(request);
+    return placement->landing.piece != NULL;
 }
 
 void request_copy_rest(struct request *request)
 {
-    if (request->landing.is_on_device && is_copying(request)) return;
+    if (request->placement != NULL && request->placement->landing.is_on_device && is_copying(request)) return;
     request_handle(request, REQUEST_EVENT_COPIED);
 }
 
@@ -198,21 +206,22 @@ void request_copy_rest(struct request *request)
 static void piece_came(void *context, struct tl_piece *piece, const struct tl_error *status)
 {
     struct request *request = context;
+    struct request_placement *placement = request->placement;
     struct tl_fetch *fetch = request->fetch;
     struct tl_error error = *status;
     bool is_back = fetch->received_bytes == request->received_bytes; /* it was read back */
-    if (error.code == TL_OK && !is_back && !request->landing.is_piece_filled) {
+    if (error.code == TL_OK && !is_back && !placement->landing.is_piece_filled) {
         fill(request);
         return;
     }
-    request->landing.piece = NULL;
+    placement->landing.piece = NULL;
     if (error.code != TL_OK) {
         tl_error_prefix(&error, "%s: ", fetch->key);
         request_set_result(request, &error);
         request_handle(request, REQUEST_EVENT_CANCEL);
     } else if (is_back) {
         tl_fetch_hash(fetch, tl_piece_data(piece), tl_piece_len_bytes(piece));
-        request->landing.hashed_bytes += tl_piece_len_bytes(piece);
+        placement->landing.hashed_bytes += tl_piece_len_bytes(piece);
     } else {
         tl_fetch_advance(fetch, tl_piece_len_bytes(piece));
     }

@@ -42,14 +42,15 @@ bool request_is_imported(const struct request *request)
 
 bool request_is_importing(const struct request *request)
 {
-    return request->landing.import != NULL && request->landing.import->is_running;
+    return request->placement->landing.import != NULL && request->placement->landing.import->is_running;
 }
 
 /* The owner writes the value instead. */
 static void refuse(struct request *request, const struct tl_error *error)
 {
-    request->landing.import_refusal = tl_reason(error->message);
-    request->bounce_reason = request->landing.import_refusal;
+    struct request_placement *placement = request->placement;
+    placement->landing.import_refusal = tl_reason(error->message);
+    placement->bounce_reason = placement->landing.import_refusal;
     request_return_source(request);
     request_use_bounce_buffer(request, NULL);
 }
@@ -57,7 +58,7 @@ static void refuse(struct request *request, const struct tl_error *error)
 static void import_over(struct conn_import_wait *wait)
 {
     struct request *request = TL_CONTAINER_OF(wait, struct request_import, wait)->request;
-    struct conn_import *import = request->landing.import;
+    struct conn_import *import = request->placement->landing.import;
     if (import->failure == NULL) {
         request_handle(request, REQUEST_EVENT_READY);
         return;
@@ -69,22 +70,23 @@ static void import_over(struct conn_import_wait *wait)
 
 void request_import(struct request *request)
 {
+    struct request_placement *placement = request->placement;
     struct tl_error error = request_out_of_memory;
     struct request_import *copied = calloc(1, sizeof(*copied));
-    request->landing.copied = copied;
+    placement->landing.copied = copied;
     if (copied != NULL)
-        request->landing.import =
-            conn_import_get(request->conn, &request->source, request->expected.meta_data.size_bytes,
-                            tl_tensor_device(request->kept), &copied->offset_bytes, &error);
-    if (request->landing.import == NULL) {
+        placement->landing.import =
+            conn_import_get(request->conn, &placement->source, placement->expected.meta_data.size_bytes,
+                            tl_tensor_device(placement->kept), &copied->offset_bytes, &error);
+    if (placement->landing.import == NULL) {
         request_leave_import(request);
         refuse(request, &error);
         return;
     }
     copied->request = request;
-    if (request->landing.import->is_running) {
+    if (placement->landing.import->is_running) {
         copied->wait.over = import_over;
-        tl_list_push_back(&request->landing.import->waiting, &copied->wait.link);
+        tl_list_push_back(&placement->landing.import->waiting, &copied->wait.link);
     } else {
         request_handle(request, REQUEST_EVENT_READY);
     }
@@ -92,11 +94,12 @@ void request_import(struct request *request)
 
 void request_leave_import(struct request *request)
 {
-    struct conn_import *import = request->landing.import;
-    if (import != NULL && import->is_running) tl_list_remove(&request->landing.copied->wait.link);
-    free(request->landing.copied);
-    request->landing.copied = NULL;
-    request->landing.import = NULL;
+    struct request_placement *placement = request->placement;
+    struct conn_import *import = placement->landing.import;
+    if (import != NULL && import->is_running) tl_list_remove(&placement->landing.copied->wait.link);
+    free(placement->landing.copied);
+    placement->landing.copied = NULL;
+    placement->landing.import = NULL;
     if (import != NULL) conn_import_put(import);
 }
 
@@ -107,11 +110,12 @@ static void copied_here(struct conn_device_call *call)
 {
     struct request_import *copied = TL_CONTAINER_OF(call, struct request_import, call);
     struct request *request = copied->request;
+    struct request_placement *placement = request->placement;
     struct tl_conn *conn = request->conn;
     const struct tl_error *failure = copied->failure;
-    request->landing.is_copy_running = false;
+    placement->landing.is_copy_running = false;
     copied->failure = NULL;
-    request->read_count--;
+    placement->read_count--;
     if (failure != NULL) {
         struct tl_error error = *failure;
         tl_error_prefix(&error, "%s: ", request->fetch->key);
@@ -125,7 +129,7 @@ static void copied_here(struct conn_device_call *call)
     } else if (request->result != NULL) {
         request_handle(request, REQUEST_EVENT_CANCEL);
     } else {
-        request->received_bytes = request->expected.meta_data.size_bytes;
+        request->received_bytes = placement->expected.meta_data.size_bytes;
         conn->engine->stats.bytes_received += request->received_bytes;
         request_handle(request, REQUEST_EVENT_COMPLETE);
     }
@@ -142,15 +146,16 @@ static void copy_over(struct tl_device_copy *copy, const struct tl_error *status
 
 void request_copy_source(struct request *request)
 {
-    struct request_import *copied = request->landing.copied;
-    const uint8_t *memory = tl_device_memory_data(request->landing.import->memory);
-    copied->copy = (struct tl_device_copy){.device = tl_tensor_device(request->kept),
-                                           .to = tl_tensor_data(request->kept),
+    struct request_placement *placement = request->placement;
+    struct request_import *copied = placement->landing.copied;
+    const uint8_t *memory = tl_device_memory_data(placement->landing.import->memory);
+    copied->copy = (struct tl_device_copy){.device = tl_tensor_device(placement->kept),
+                                           .to = tl_tensor_data(placement->kept),
                                            .from = memory + copied->offset_bytes,
-                                           .len_bytes = request->expected.meta_data.size_bytes,
+                                           .len_bytes = placement->expected.meta_data.size_bytes,
                                            .done = copy_over};
-    request->landing.is_copy_running = true;
-    request->read_count++;
+    placement->landing.is_copy_running = true;
+    placement->read_count++;
     request->conn->engine->stats.memory_copied++;
     conn_device_call_init(&copied->call, request->conn, copied_here);
     tl_device_copy_start(&copied->copy);
@@ -170,7 +175,7 @@ static void released(struct tl_work *work, enum tl_status status)
 void request_release_import(struct request *request)
 {
     static const struct tl_descriptor nowhere;
-    struct tl_work *work = &request->landing.copied->release_work;
+    struct tl_work *work = &request->placement->landing.copied->release_work;
     *work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = released};
     conn_post_write(request->conn, NULL, NULL, 0, &nowhere, 0, request->handle, work);
 }

@@ -67,13 +67,6 @@ enum request_event {
     REQUEST_EVENTS,
 };
 
-/* What DONE or SOURCE has said of the value. */
-struct request_answer {
-    bool is_inline; /* it has come inside of its DONE */
-    bool has_checksum;
-    uint64_t checksum;
-};
-
 /* A value that may be mapped (request_map.c). */
 struct request_mapping {
     bool is_allowed; /* MAPPED is a possible answer */
@@ -97,54 +90,60 @@ struct request_landing {
     bool is_copy_running;
 };
 
-/* An ended request is used again for the next one on the same connection. */
+/* What a request needs only when its value is there, or when it asks with a place for the value. */
+struct request_placement {
+    struct request *request;
+    struct pending_post revoke; /* the end of the exposure */
+    struct tl_work revoke_work;
+    struct conn_memory_wait *memory_wait; /* NULL: it does not wait for memory */
+    struct tl_tensor *kept;               /* the destination, while it may be exposed; holds a reference */
+    struct tl_pin pin;                    /* registered memory of the destination or the bounce buffer */
+    struct tl_tensor *bounce_buffer; /* a block of the pool, from which the bytes are copied on as they arrive; NULL:
+                                        the peer writes the destination itself */
+    const char *bounce_reason;       /* why there is a bounce buffer; never freed */
+    uint64_t asked_bytes;            /* for which reads were posted */
+    uint32_t read_count;             /* reads that are posted */
+    struct request_landing landing;
+    struct tl_meta_cached expected; /* valid when has_meta_data */
+    struct tl_exposure exposure;
+    struct tl_descriptor source; /* valid when has_source */
+};
+
+/* Many of them may wait for their values, so that its size is bounded (tests/unit/engine_waits_test.c). */
 struct request {
     struct tl_conn *conn;
-    struct tl_list place;        /* in requests.finished, requests.completed or requests.spare */
-    struct pending_post pending; /* REQUEST, RE_REQUEST or CANCEL; a read; the release of the source */
-    struct pending_post revoke;  /* the end of the exposure */
-    struct tl_work revoke_work;
-    struct tl_timer timer; /* the time limit for CANCEL's slot, for its answer, or for memory to read a source into */
-
-    /* The fields from here to `expected` are zero when a request begins. */
     struct tl_fetch *fetch;
-    enum request_state state;
+    struct pending_post pending; /* REQUEST, RE_REQUEST or CANCEL; a read; the release of the source. Its place is also
+                                    the one in requests.finished and requests.completed */
+    struct tl_timer timer;       /* the time limit for CANCEL's slot, for its answer, or for memory to read a source
+                                    into */
+    struct request_placement *placement; /* NULL: it has none yet, or needs none; not NULL when has_meta_data */
+    const struct tl_error *result;       /* kept; NULL: TL_OK */
+    uint64_t received_bytes;
+    uint64_t checksum; /* valid when has_checksum */
     uint32_t handle;
-    uint32_t key_number; /* the key's number, unless another key has it by now */
-    uint32_t
-        sender_flags; /* what the owner has said of the bytes: TL_IMMEDIATE_SENDER_COPYING, TL_IMMEDIATE_ON_DEVICE */
-    bool is_asked;    /* REQUEST has been posted: the peer knows the handle */
+    uint32_t key_number;   /* the key's number, unless another key has it by now */
+    uint32_t sent_slot;    /* how many slots we had used when the latest REQUEST or RE_REQUEST was sent */
+    uint32_t sender_flags; /* what the owner has said of the bytes: TL_IMMEDIATE_SENDER_COPYING,
+                              TL_IMMEDIATE_ON_DEVICE */
+    enum request_state state : 8;
+    bool is_asked; /* REQUEST has been posted: the peer knows the handle */
     bool is_registering;
     bool is_cancelled; /* it is given up as soon as it has registered or has memory; once it has a result, it does not
                           ask again */
     bool is_revoke_posted;
-    bool is_place_sent;    /* the peer knows where to write the expected value */
-    bool has_meta_data;    /* `expected` is set, from the cache or from META_DATA_UPDATE */
-    bool is_exposed;       /* the peer may still write through the exposure */
-    bool is_early;         /* it was exposed before the peer has said that the value exists */
-    bool is_done_expected; /* a DONE follows the data */
-    bool is_answered;      /* a status has come, which is the peer's last answer */
+    bool is_place_sent;      /* the peer knows where to write the expected value */
+    bool has_meta_data;      /* it is known, from the cache or from META_DATA_UPDATE, what to expect */
+    bool is_exposed;         /* the peer may still write through the exposure */
+    bool is_early;           /* it was exposed before the peer has said that the value exists */
+    bool is_done_expected;   /* a DONE follows the data */
+    bool is_answered;        /* a status has come, which is the peer's last answer */
+    bool is_reading;         /* the bytes are to be read; the peer writes nothing */
+    bool has_source;         /* SOURCE has come, which is the peer's last answer unless it goes back */
+    bool is_source_returned; /* it went back, since there was no memory to read it into */
+    bool is_inline;          /* the value has come inside of its DONE */
+    bool has_checksum;       /* DONE or SOURCE has said it */
     struct request_mapping mapping;
-    bool is_reading;                      /* the bytes are to be read; the peer writes nothing */
-    bool has_source;                      /* SOURCE has come, which is the peer's last answer unless it goes back */
-    bool is_source_returned;              /* it went back, since there was no memory to read it into */
-    uint32_t read_count;                  /* reads that are posted */
-    struct conn_memory_wait *memory_wait; /* NULL: it does not wait for memory */
-    struct request_landing landing;
-    struct tl_tensor *kept;          /* the destination, while it may be exposed; holds a reference */
-    struct tl_pin pin;               /* registered memory of the destination or the bounce buffer */
-    struct tl_tensor *bounce_buffer; /* a block of the pool, from which the bytes are copied on as they arrive; NULL:
-                                        the peer writes the destination itself */
-    const char *bounce_reason;       /* why there is a bounce buffer; never freed */
-    uint64_t received_bytes;
-    uint64_t asked_bytes; /* for which reads were posted */
-    struct request_answer answer;
-    uint32_t sent_slot;            /* how many slots we had used when the latest REQUEST or RE_REQUEST was sent */
-    const struct tl_error *result; /* kept; NULL: TL_OK */
-
-    struct tl_meta_cached expected; /* valid when has_meta_data */
-    struct tl_exposure exposure;
-    struct tl_descriptor source; /* valid when has_source */
 };
 
 extern const struct tl_error request_out_of_memory;
@@ -158,6 +157,9 @@ void request_set_result(struct request *request, const struct tl_error *error);
 void request_set_given_up(struct request *request);
 /* Sets the result and handles REQUEST_EVENT_FAILED. */
 void request_fail(struct request *request, const struct tl_error *error);
+/* Gives up what the request waits for: memory of the pool or of a device, or an import. Returns false when memory of
+ * the pool is on its way. */
+bool request_stop_waiting(struct request *request);
 /* The time of the request's timer is up. */
 void request_timeout(struct tl_timer *timer);
 
@@ -177,8 +179,8 @@ enum placing {
  * asked for, or for a subscription a later one. */
 static inline uint64_t request_expected_step(const struct request *request)
 {
-    bool is_any = request->expected.is_published || request->fetch->subscription != 0;
-    return is_any ? request->expected.step : request->fetch->step;
+    bool is_any = request->placement->expected.is_published || request->fetch->subscription != 0;
+    return is_any ? request->placement->expected.step : request->fetch->step;
 }
 
 /* Makes the destination for the expected meta-data; where the engine chooses it, in the memory that was waited for.
@@ -197,6 +199,10 @@ void request_limit_wait(struct request *request);
 /* Does both, in the memory that was waited for, or in what is free (memory_wait NULL). */
 void request_place_and_prepare(struct request *request, struct tl_memory_wait *memory_wait);
 void request_release_memory(struct request *request);
+/* Gives the request a placement, unless it has one. Returns false when there is no memory. */
+bool request_has_placement(struct request *request) TL_MUST_USE;
+/* Gives the placement back, whose memory is released. */
+void request_end_placement(struct request *request);
 /* The request asks without a place, which it chooses when the peer has said that the value exists. */
 void request_drop_place(struct request *request);
 
@@ -218,6 +224,7 @@ void request_copy_rest(struct request *request);
 /* --------------------------------------------------------------------------------------------- request_posts.c -- */
 
 void request_posts_init(struct request *request);
+void request_revoke_init(struct request_placement *placement);
 /* Queues a post that sends REQUEST, RE_REQUEST or CANCEL, as the state says. REQUEST_EVENT_SENT follows the first two.
  */
 void request_queue_post(struct request *request);

@@ -27,31 +27,54 @@ static const char reason_cheap[] = "it is small: copying it twice takes less tim
 
 static void memory_came(struct tl_closure *closure);
 
+bool request_has_placement(struct request *request)
+{
+    if (request->placement != NULL) return true;
+    struct request_placement *placement =
+        tl_spares_get(&request->conn->engine->spares.placements, sizeof(struct request_placement));
+    if (placement == NULL) return false;
+    placement->request = request;
+    request_revoke_init(placement);
+    request->placement = placement;
+    return true;
+}
+
+void request_end_placement(struct request *request)
+{
+    if (request->placement == NULL) return;
+    tl_list_remove(&request->placement->revoke.place);
+    tl_spares_put(&request->conn->engine->spares.placements, request->placement);
+    request->placement = NULL;
+}
+
 void request_release_memory(struct request *request)
 {
+    struct request_placement *placement = request->placement;
     struct tl_conn *conn = request->conn;
-    if (request->bounce_buffer != NULL) {
-        conn_block_destroy(conn->memory, &request->bounce_buffer, &request->pin);
-    } else {
-        tl_memory_unpin(conn->memory, &request->pin);
-    }
-    tl_tensor_put(request->kept);
-    request->kept = NULL;
-    tl_tensor_put(request->landing.allocated);
-    request->landing.allocated = NULL;
-    request->pin = (struct tl_pin){.region = NULL};
     request->received_bytes = 0;
     request->sender_flags = 0;
     request->is_done_expected = false;
-    request->asked_bytes = 0;
-    request->landing.hashed_bytes = 0;
+    if (placement == NULL) return;
+    if (placement->bounce_buffer != NULL) {
+        conn_block_destroy(conn->memory, &placement->bounce_buffer, &placement->pin);
+    } else {
+        tl_memory_unpin(conn->memory, &placement->pin);
+    }
+    tl_tensor_put(placement->kept);
+    placement->kept = NULL;
+    tl_tensor_put(placement->landing.allocated);
+    placement->landing.allocated = NULL;
+    placement->pin = (struct tl_pin){.region = NULL};
+    placement->asked_bytes = 0;
+    placement->landing.hashed_bytes = 0;
     request_leave_import(request);
-    request->landing.is_on_device = false;
+    placement->landing.is_on_device = false;
 }
 
 void request_drop_place(struct request *request)
 {
     request_release_memory(request);
+    request_end_placement(request);
     tl_fetch_restart(request->fetch);
     request->has_meta_data = false;
 }
@@ -65,8 +88,9 @@ void request_limit_wait(struct request *request)
 static bool await_memory(struct request *request, uint64_t len_bytes, struct tl_error *ret_error)
 {
     struct tl_conn *conn = request->conn;
-    request->memory_wait = conn_await_memory(conn, conn->memory, len_bytes, request, memory_came, ret_error);
-    if (request->memory_wait == NULL) return false;
+    struct request_placement *placement = request->placement;
+    placement->memory_wait = conn_await_memory(conn, conn->memory, len_bytes, request, memory_came, ret_error);
+    if (placement->memory_wait == NULL) return false;
     request_limit_wait(request);
     return true;
 }
@@ -74,12 +98,13 @@ static bool await_memory(struct request *request, uint64_t len_bytes, struct tl_
 /* Returns false when the pool can never have the memory, with the reason in ret_error. */
 static bool try_bounce_buffer(struct request *request, struct conn_memory_wait *memory_wait, struct tl_error *ret_error)
 {
-    uint64_t size_bytes = request->expected.meta_data.size_bytes;
+    struct request_placement *placement = request->placement;
+    uint64_t size_bytes = placement->expected.meta_data.size_bytes;
     struct tl_memory *memory = request->conn->memory;
     enum tl_status status =
         request->is_asked
-            ? conn_block_create(memory, memory_wait, size_bytes, &request->bounce_buffer, &request->pin, ret_error)
-            : conn_block_create_early(memory, size_bytes, &request->bounce_buffer, &request->pin, ret_error);
+            ? conn_block_create(memory, memory_wait, size_bytes, &placement->bounce_buffer, &placement->pin, ret_error)
+            : conn_block_create_early(memory, size_bytes, &placement->bounce_buffer, &placement->pin, ret_error);
     if (status == TL_UNAVAILABLE && !request->is_asked) {
         request_drop_place(request);
         request_handle(request, REQUEST_EVENT_READY);
@@ -92,15 +117,15 @@ static bool try_bounce_buffer(struct request *request, struct conn_memory_wait *
 
 static void fail_without_block(struct request *request, const struct tl_error *error)
 {
-    if (request->landing.is_on_device) request_reroute(request, error);
+    if (request->placement->landing.is_on_device) request_reroute(request, error);
     request_fail(request, error);
 }
 
 void request_use_bounce_buffer(struct request *request, struct conn_memory_wait *memory_wait)
 {
     struct tl_error error;
-    if (request->landing.is_on_device) /* begins to pin the pool */
-        (void)tl_memory_why_not_pinned(request->conn->memory, tl_tensor_device(request->kept));
+    if (request->placement->landing.is_on_device) /* begins to pin the pool */
+        (void)tl_memory_why_not_pinned(request->conn->memory, tl_tensor_device(request->placement->kept));
     if (!try_bounce_buffer(request, memory_wait, &error)) fail_without_block(request, &error);
 }
 
@@ -108,9 +133,10 @@ void request_use_bounce_buffer(struct request *request, struct conn_memory_wait 
  * when the peer will not. */
 static bool use_free_bounce_buffer(struct request *request)
 {
+    struct request_placement *placement = request->placement;
     struct tl_conn *conn = request->conn;
-    if (!conn_block_create_spare(conn, conn->memory, request->expected.meta_data.size_bytes, &request->bounce_buffer,
-                                 &request->pin))
+    if (!conn_block_create_spare(conn, conn->memory, placement->expected.meta_data.size_bytes,
+                                 &placement->bounce_buffer, &placement->pin))
         return false;
     request_handle(request, REQUEST_EVENT_READY);
     return true;
@@ -124,13 +150,13 @@ static void registered(struct tl_closure *closure)
     struct tl_conn *conn = request->conn;
     conn->ending.held_count--;
     request->is_registering = false;
-    if (registration->error.code == TL_OK) request->pin = registration->pin;
+    if (registration->error.code == TL_OK) request->placement->pin = registration->pin;
     if (conn->ending.is_pair_drained) {
         request_handle(request, REQUEST_EVENT_BROKEN);
     } else if (registration->error.code == TL_OK || request->is_cancelled) {
         request_handle(request, REQUEST_EVENT_READY);
     } else {
-        request->bounce_reason = tl_reason(registration->error.message);
+        request->placement->bounce_reason = tl_reason(registration->error.message);
         request_use_bounce_buffer(request, NULL);
     }
     free(registering);
@@ -139,41 +165,43 @@ static void registered(struct tl_closure *closure)
 void request_register_destination(struct request *request)
 {
     struct tl_conn *conn = request->conn;
-    request->is_registering = conn_register(conn, conn->memory, request, request->kept, TL_REGION_WRITE, registered);
+    request->is_registering =
+        conn_register(conn, conn->memory, request, request->placement->kept, TL_REGION_WRITE, registered);
     if (!request->is_registering) request_fail(request, &request_out_of_memory);
 }
 
 /* Makes the peer write to the destination, which has no registration yet. */
 static void expose_itself(struct request *request)
 {
-    struct tl_tensor *destination = request->kept;
+    struct tl_tensor *destination = request->placement->kept;
     if (request->conn->engine->provider->limits.needs_regions) {
         request_register_destination(request);
         return;
     }
-    request->pin =
+    request->placement->pin =
         (struct tl_pin){.address = tl_tensor_data(destination), .len_bytes = tl_tensor_size_bytes(destination)};
     request_handle(request, REQUEST_EVENT_READY);
 }
 
 void request_prepare_memory(struct request *request)
 {
+    struct request_placement *placement = request->placement;
     struct tl_conn *conn = request->conn;
     struct tl_tensor *destination = request->fetch->destination;
     struct tl_error error;
-    request->kept = tl_tensor_get(destination);
+    placement->kept = tl_tensor_get(destination);
     if (tl_tensor_is_on_device(destination)) {
         request_prepare_on_device(request);
         return;
     }
     bool is_forced = conn->engine->options.is_bounce_forced;
-    if (!is_forced && tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &request->pin)) {
+    if (!is_forced && tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &placement->pin)) {
         request_handle(request, REQUEST_EVENT_READY);
     } else if (is_forced || conn->pair->outside_refusal != NULL) {
-        request->bounce_reason = is_forced ? request_reason_forced : conn->pair->outside_refusal;
+        placement->bounce_reason = is_forced ? request_reason_forced : conn->pair->outside_refusal;
         request_use_bounce_buffer(request, NULL);
     } else {
-        request->bounce_reason = conn->engine->provider->limits.needs_regions ? request_reason_small : reason_cheap;
+        placement->bounce_reason = conn->engine->provider->limits.needs_regions ? request_reason_small : reason_cheap;
         bool is_small = conn_is_small(conn, destination);
         bool is_copied = tl_tensor_size_bytes(destination) < conn->engine->options.copy_bytes;
         bool has_bounce_buffer =
@@ -186,7 +214,7 @@ enum placing request_place(struct request *request, struct tl_memory_wait *memor
 {
     struct tl_conn *conn = request->conn;
     struct tl_fetch *fetch = request->fetch;
-    const struct tl_meta_cached *expected = &request->expected;
+    const struct tl_meta_cached *expected = &request->placement->expected;
     /* The publication number tells values apart when a transfer is resumed, which this transport never does. */
     uint64_t step = request_expected_step(request);
     conn->requests.placing.request = request;
@@ -194,7 +222,7 @@ enum placing request_place(struct request *request, struct tl_memory_wait *memor
     conn->requests.placing.is_early = !request->is_asked;
     conn->requests.placing.missing_bytes = 0;
     if (tl_fetch_start(fetch, &expected->meta_data, 1, step, ret_error) == TL_OK)
-        return request->landing.allocation == NULL ? PLACING_DONE : PLACING_WAITS;
+        return request->placement->landing.allocation == NULL ? PLACING_DONE : PLACING_WAITS;
     if (conn->requests.placing.missing_bytes == 0 || !request->is_asked) return PLACING_FAILED;
     return await_memory(request, conn->requests.placing.missing_bytes, ret_error) ? PLACING_WAITS : PLACING_FAILED;
 }
@@ -218,7 +246,7 @@ static void memory_came(struct tl_closure *closure)
 {
     struct conn_memory_wait *memory_wait = conn_memory_came(closure);
     struct request *request = memory_wait->owner;
-    request->memory_wait = NULL;
+    request->placement->memory_wait = NULL;
     tl_timers_disarm(tl_reactor_timers(request->conn->engine->reactor), &request->timer);
     if (request->conn->ending.is_pair_drained) {
         request_handle(request, REQUEST_EVENT_BROKEN);
@@ -226,7 +254,7 @@ static void memory_came(struct tl_closure *closure)
         request_handle(request, REQUEST_EVENT_READY);
     } else if (memory_wait->memory_wait.wait.error.code != TL_OK) {
         fail_without_block(request, &memory_wait->memory_wait.wait.error);
-    } else if (request->kept == NULL) {
+    } else if (request->placement->kept == NULL) {
         request_place_and_prepare(request, &memory_wait->memory_wait);
     } else {
         request_use_bounce_buffer(request, memory_wait);

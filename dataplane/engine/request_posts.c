@@ -32,9 +32,11 @@ bool requests_may_expose_early(const struct tl_conn *conn)
 
 static enum tl_status try_expose(struct request *request, struct tl_error *ret_error)
 {
+    struct request_placement *placement = request->placement;
     struct tl_conn *conn = request->conn;
-    enum tl_status status = tl_queue_pair_expose(conn->pair, request->pin.region, request->pin.address,
-                                                 request->expected.meta_data.size_bytes, &request->exposure, ret_error);
+    enum tl_status status =
+        tl_queue_pair_expose(conn->pair, placement->pin.region, placement->pin.address,
+                             placement->expected.meta_data.size_bytes, &placement->exposure, ret_error);
     if (status != TL_OK) return status;
     request->is_exposed = true;
     conn->posts.windows_used++;
@@ -86,6 +88,33 @@ static void number_subscribed(struct tl_engine *engine, struct tl_fetch *fetch)
     tl_fetch_asked(fetch, engine->asked_count);
 }
 
+/* Fills a REQUEST, but for where the value may be written. */
+static struct tl_message *compose_request(struct request *request)
+{
+    struct tl_fetch *fetch = request->fetch;
+    struct tl_message *message = conn_compose(request->conn, TL_MESSAGE_REQUEST, request->handle);
+    message->number = fetch->id.number;
+    message->step = fetch->step;
+    message->expected_step = request->has_meta_data ? request_expected_step(request) : fetch->step;
+    message->subscription = fetch->subscription;
+    message->key = fetch->key;
+    message->has_checksum = fetch->wants_checksum;
+    message->may_map = request->mapping.is_allowed;
+    message->is_reading = request->is_reading;
+    message->is_remote = fetch->is_for_device;
+    const struct tl_meta_data *wanted = fetch->ops->wanted != NULL ? fetch->ops->wanted(fetch) : NULL;
+    message->is_fixed = wanted != NULL;
+    const struct tl_meta_data *expected = request->has_meta_data ? &request->placement->expected.meta_data : wanted;
+    message->has_meta_data = expected != NULL;
+    if (expected != NULL) tl_meta_data_copy(&message->meta_data, expected);
+    return message;
+}
+
+static bool has_memory(const struct request *request)
+{
+    return request->placement != NULL && request->placement->pin.address != NULL;
+}
+
 static bool post_next(struct pending_post *pending)
 {
     struct request *request = TL_CONTAINER_OF(pending, struct request, pending);
@@ -93,36 +122,21 @@ static bool post_next(struct pending_post *pending)
     struct tl_fetch *fetch = request->fetch;
     if (request->state == REQUEST_CANCELLING) return post_cancel(request);
     if (request->has_source) return request_post_read(request);
-    if (request->pin.address != NULL && !request->is_asked) expose_early(request);
-    if (request->pin.address != NULL && request->is_asked && !expose(request)) return false;
-    struct tl_message *message;
-    if (!request->is_asked) {
-        message = conn_compose(conn, TL_MESSAGE_REQUEST, request->handle);
-        message->number = fetch->id.number;
-        message->step = fetch->step;
-        message->expected_step = request->has_meta_data ? request_expected_step(request) : fetch->step;
-        message->subscription = fetch->subscription;
-        message->key = fetch->key;
-        message->has_checksum = fetch->wants_checksum;
-        message->may_map = request->mapping.is_allowed;
-        message->is_reading = request->is_reading;
-        message->is_remote = fetch->is_for_device;
-        const struct tl_meta_data *wanted = fetch->ops->wanted != NULL ? fetch->ops->wanted(fetch) : NULL;
-        message->is_fixed = wanted != NULL;
-        const struct tl_meta_data *expected = request->has_meta_data ? &request->expected.meta_data : wanted;
-        message->has_meta_data = expected != NULL;
-        if (expected != NULL) tl_meta_data_copy(&message->meta_data, expected);
-    } else {
-        message = conn_compose(conn, TL_MESSAGE_RE_REQUEST, request->handle);
+    if (has_memory(request) && !request->is_asked) expose_early(request);
+    bool is_place_sent = has_memory(request);
+    if (is_place_sent && request->is_asked && !expose(request)) return false;
+    struct tl_message *message =
+        !request->is_asked ? compose_request(request) : conn_compose(conn, TL_MESSAGE_RE_REQUEST, request->handle);
+    if (is_place_sent) {
+        message->is_copying = request->placement->bounce_buffer != NULL;
+        message->destination = request->placement->exposure.descriptor;
     }
-    message->is_copying = request->bounce_buffer != NULL;
-    if (request->pin.address != NULL) message->destination = request->exposure.descriptor;
     if (!request->is_asked) conn_shorten_request(conn, request->key_number, message);
     conn_post_message(conn, message, NULL);
     if (fetch->subscription != 0 && !request->is_asked) number_subscribed(conn->engine, fetch);
     request->is_asked = true;
     fetch->is_unsettled = false; /* the peer's last answer will come, or the connection breaks */
-    request->is_place_sent = request->pin.address != NULL;
+    request->is_place_sent = is_place_sent;
     request->sent_slot = conn->credits.peer_slots_used;
     request_handle(request, REQUEST_EVENT_SENT);
     return false;
@@ -143,7 +157,7 @@ void request_leave_queue(struct request *request)
 
 static void revoke_done(struct tl_work *work, enum tl_status status)
 {
-    struct request *request = TL_CONTAINER_OF(work, struct request, revoke_work);
+    struct request *request = TL_CONTAINER_OF(work, struct request_placement, revoke_work)->request;
     request->is_revoke_posted = false;
     /* The work was flushed: the peer may write until the queue pair is drained. */
     if (status != TL_OK) return;
@@ -154,10 +168,11 @@ static void revoke_done(struct tl_work *work, enum tl_status status)
 
 static bool post_revoke(struct pending_post *pending)
 {
-    struct request *request = TL_CONTAINER_OF(pending, struct request, revoke);
+    struct request_placement *placement = TL_CONTAINER_OF(pending, struct request_placement, revoke);
+    struct request *request = placement->request;
     struct tl_conn *conn = request->conn;
     request->is_revoke_posted = true;
-    conn->pair->ops->revoke(conn->pair, &request->exposure, &request->revoke_work);
+    conn->pair->ops->revoke(conn->pair, &placement->exposure, &placement->revoke_work);
     return false;
 }
 
@@ -169,19 +184,23 @@ void request_start_revoke(struct request *request)
     if (!request->is_exposed) {
         request_handle(request, REQUEST_EVENT_REVOKED);
     } else if (conn->engine->options.keys == TL_KEYS_REGION) {
-        conn->pair->ops->revoke(conn->pair, &request->exposure, NULL);
+        conn->pair->ops->revoke(conn->pair, &request->placement->exposure, NULL);
         request_exposure_over(request);
         request_handle(request, REQUEST_EVENT_REVOKED);
     } else if (!request->is_revoke_posted) {
-        conn_post_when_space(conn, &request->revoke);
+        conn_post_when_space(conn, &request->placement->revoke);
     }
 }
 
 void request_posts_init(struct request *request)
 {
     request->pending.post = post_next;
-    request->revoke.post = post_revoke;
-    request->revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
     tl_list_init(&request->pending.place);
-    tl_list_init(&request->revoke.place);
+}
+
+void request_revoke_init(struct request_placement *placement)
+{
+    placement->revoke.post = post_revoke;
+    placement->revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
+    tl_list_init(&placement->revoke.place);
 }

@@ -32,11 +32,11 @@ bool requests_are_read(const struct tl_conn *conn)
 void request_source(struct request *request, const struct tl_message *message)
 {
     request->has_source = true;
-    request->source = message->destination;
+    request->placement->source = message->destination;
     request->sender_flags =
         (message->is_copying ? TL_IMMEDIATE_SENDER_COPYING : 0) | (message->is_on_device ? TL_IMMEDIATE_ON_DEVICE : 0);
-    request->answer.has_checksum = message->has_checksum;
-    request->answer.checksum = message->checksum;
+    request->has_checksum = message->has_checksum;
+    request->checksum = message->checksum;
     request_handle(request, REQUEST_EVENT_SOURCE);
 }
 
@@ -55,21 +55,22 @@ static void read_done(struct tl_work *work, enum tl_status status)
 {
     struct conn_read *read = TL_CONTAINER_OF(work, struct conn_read, work);
     struct request *request = read->request;
+    struct request_placement *placement = request->placement;
     struct tl_conn *conn = request->conn;
     read->request = NULL;
     conn->posts.reads.posted_count--;
-    request->read_count--;
+    placement->read_count--;
     if (status != TL_OK) return; /* the queue pair is about to be drained, and the request ends then */
     conn_peer_seen(conn);
     conn_space_freed(conn);
     conn->engine->stats.bytes_received += read->len_bytes;
     if (request->state == REQUEST_CANCELLING) {
-        if (request->read_count == 0) request_handle(request, REQUEST_EVENT_STOPPED);
+        if (placement->read_count == 0) request_handle(request, REQUEST_EVENT_STOPPED);
         return;
     }
     request->received_bytes += read->len_bytes;
     request_advance_early(request);
-    if (request->received_bytes == request->expected.meta_data.size_bytes)
+    if (request->received_bytes == placement->expected.meta_data.size_bytes)
         request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
@@ -98,7 +99,7 @@ void request_return_source(struct request *request)
     request->is_source_returned = true;
     request->is_reading = false;
     request->sender_flags = 0;
-    request->answer.has_checksum = false;
+    request->has_checksum = false;
     conn_send_notice(request->conn, TL_MESSAGE_RE_REQUEST, request->handle);
 }
 
@@ -115,13 +116,14 @@ static struct conn_read *take_entry(struct tl_conn *conn)
 
 bool request_post_read(struct request *request)
 {
+    struct request_placement *placement = request->placement;
     struct tl_conn *conn = request->conn;
     if (request->state == REQUEST_RELEASING) {
         request_post_release(request);
         return false;
     }
-    uint64_t size_bytes = request->expected.meta_data.size_bytes;
-    uint64_t offset_bytes = request->asked_bytes;
+    uint64_t size_bytes = placement->expected.meta_data.size_bytes;
+    uint64_t offset_bytes = placement->asked_bytes;
     struct conn_read *read = take_entry(conn);
     *read = (struct conn_read){
         .work = {.magic = TL_WORK_MAGIC, .done = read_done},
@@ -129,12 +131,12 @@ bool request_post_read(struct request *request)
         .len_bytes = tl_min_u64(size_bytes - offset_bytes, tl_min_u64(conn->engine->piece_bytes, READ_BYTES))};
     conn->posts.reads.posted_count++;
     conn->engine->stats.reads_posted++;
-    request->read_count++;
-    request->asked_bytes += read->len_bytes;
-    conn->pair->ops->read(conn->pair, request->pin.region, (uint8_t *)request->pin.address + offset_bytes,
-                          read->len_bytes, &request->source, offset_bytes, &read->work);
+    placement->read_count++;
+    placement->asked_bytes += read->len_bytes;
+    conn->pair->ops->read(conn->pair, placement->pin.region, (uint8_t *)placement->pin.address + offset_bytes,
+                          read->len_bytes, &placement->source, offset_bytes, &read->work);
     if (request->state == REQUEST_QUEUED) request_handle(request, REQUEST_EVENT_READ);
-    return request->asked_bytes < size_bytes;
+    return placement->asked_bytes < size_bytes;
 }
 
 const char *request_how_read(const struct request *request)

@@ -53,7 +53,7 @@ static void start_cancel(struct request *request)
     struct tl_conn *conn = request->conn;
     request_leave_queue(request);
     if (request->has_source) { /* the peer writes nothing: only our own reads touch the memory */
-        if (request->read_count == 0) request_handle(request, REQUEST_EVENT_STOPPED);
+        if (request->placement->read_count == 0) request_handle(request, REQUEST_EVENT_STOPPED);
         return;
     }
     request_queue_post(request);
@@ -78,24 +78,32 @@ static void abandon(struct request *request)
 static void set_given_up_waiting(struct request *request)
 {
     struct tl_error error;
-    tl_memory_format_wait(request->conn->memory, request->memory_wait->memory_wait.wait.len_bytes, &error);
+    tl_memory_format_wait(request->conn->memory, request->placement->memory_wait->memory_wait.wait.len_bytes, &error);
     request_set_result(request, &error);
+}
+
+bool request_stop_waiting(struct request *request)
+{
+    struct request_placement *placement = request->placement;
+    if (placement == NULL) return true;
+    conn_cancel_memory_wait(&placement->memory_wait);
+    request_drop_allocation(request);
+    if (request_is_importing(request)) request_leave_import(request);
+    return placement->memory_wait == NULL;
 }
 
 static void cancel_preparing(struct request *request)
 {
+    const struct request_placement *placement = request->placement;
     bool is_waiting =
-        request->memory_wait != NULL || request->landing.allocation != NULL || request_is_importing(request);
-    if (request->memory_wait != NULL) {
+        placement->memory_wait != NULL || placement->landing.allocation != NULL || request_is_importing(request);
+    if (placement->memory_wait != NULL) {
         set_given_up_waiting(request);
     } else {
         request_set_given_up(request);
     }
     request->is_cancelled = true;
-    conn_cancel_memory_wait(&request->memory_wait);
-    request_drop_allocation(request);
-    if (request_is_importing(request)) request_leave_import(request);
-    if (is_waiting && request->memory_wait == NULL) request_handle(request, REQUEST_EVENT_READY);
+    if (request_stop_waiting(request) && is_waiting) request_handle(request, REQUEST_EVENT_READY);
 }
 
 /* ----------------------------------------------------------------------------------------------- other actions -- */

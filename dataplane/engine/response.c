@@ -16,7 +16,6 @@
  */
 #include "dataplane/engine/response_internal.h"
 
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,9 +23,6 @@
 
 #include "base/check.h"
 #include "base/error.h"
-
-/* How many ended responses are kept to be used again. */
-#define MAX_SPARE_RESPONSES 64
 
 /* A message without content about a request that is over or was never seen. */
 struct notice {
@@ -68,32 +64,46 @@ static void maybe_grow(struct conn_responses *responses)
     }
 }
 
-/* Clears the fields that are zero when a response begins. */
-static void clear(struct response *response)
+/* Gives the response what it needs to send, unless it has it. Returns false when there is no memory. */
+static bool has_sending(struct response *response)
 {
-    size_t begin = offsetof(struct response, state), end = offsetof(struct response, serve);
-    memset((char *)response + begin, 0, end - begin);
+    if (response->sending != NULL) return true;
+    struct response_sending *sending =
+        tl_spares_get(&response->conn->engine->spares.sendings, sizeof(struct response_sending));
+    if (sending == NULL) return false;
+    sending->response = response;
+    sending->pending.post = response_post_next;
+    sending->park_timer.fire = response_park_timeout;
+    tl_list_init(&sending->pending.place);
+    response_source_init(sending);
+    response->sending = sending;
+    return true;
 }
 
-static void give_response(struct tl_conn *conn, struct response *response)
+/* Gives back what the response has needed to send. Nothing of it is under way. */
+static void end_sending(struct response *response)
 {
-    if (conn->responses.spare_count == MAX_SPARE_RESPONSES) {
-        free(response);
-        return;
-    }
-    clear(response); /* here, because no peer waits for it at this point */
-    response->next = conn->responses.spare;
-    conn->responses.spare = response;
-    conn->responses.spare_count++;
+    struct response_sending *sending = response->sending;
+    struct tl_engine *engine = response->conn->engine;
+    if (sending == NULL) return;
+    tl_timers_disarm(tl_reactor_timers(engine->reactor), &sending->park_timer);
+    tl_list_remove(&sending->pending.place);
+    conn_free_memory_wait(&sending->granted);
+    if (response->is_reading) response_release_source(response);
+    response_stop_reading(response);
+    tl_memory_unpin(engine->memory, &sending->pin);
+    tl_tensor_put(sending->offer.tensor);
+    tl_error_drop(sending->status);
+    if (sending->hash_state != NULL) (void)XXH3_freeState(sending->hash_state);
+    tl_spares_put(&engine->spares.sendings, sending);
+    response->sending = NULL;
 }
 
-void responses_fini(struct tl_conn *conn)
+static void free_response(struct response *response)
 {
-    struct response *next;
-    for (struct response *response = conn->responses.spare; response != NULL; response = next) {
-        next = response->next;
-        free(response);
-    }
+    if (response->serve.key != NULL) tl_kept_text_put(tl_kept_text_of(response->serve.key));
+    tl_kept_meta_data_put(response->expected);
+    tl_spares_put(&response->conn->engine->spares.responses, response);
 }
 
 void response_close(struct response *response, enum tl_serve_end end)
@@ -101,20 +111,12 @@ void response_close(struct response *response, enum tl_serve_end end)
     struct tl_conn *conn = response->conn;
     struct tl_engine *engine = conn->engine;
     struct response **place = find_place(conn, response->handle);
-    tl_timers_disarm(tl_reactor_timers(engine->reactor), &response->park_timer);
     TL_CHECK(*place == response);
     *place = response->next;
     conn->responses.count--;
-    tl_list_remove(&response->pending.place);
-    conn_free_memory_wait(&response->granted);
-    if (response->source.is_reading) response_release_source(response);
-    response_stop_reading(response);
-    tl_memory_unpin(engine->memory, &response->pin);
-    tl_tensor_put(response->offer.tensor);
-    if (!response->is_refused) engine->source->closed(engine->source_context, &response->serve, end);
-    tl_error_drop(response->status);
-    if (response->hash_state != NULL) (void)XXH3_freeState(response->hash_state);
-    give_response(conn, response);
+    end_sending(response);
+    if (!response->is_refused) engine->source.ops->closed(engine->source.context, &response->serve, end);
+    free_response(response);
     if (conn->state != CONN_UP) conn_pump_later(conn); /* the connection may have waited for this before it ends */
 }
 
@@ -173,23 +175,29 @@ void conn_send_notice(struct tl_conn *conn, enum tl_message_type type, uint32_t 
 static void reply(struct tl_serve *serve, const struct tl_error *status, const struct tl_offer *offer)
 {
     struct response *response = TL_CONTAINER_OF(serve, struct response, serve);
+    if (!has_sending(response)) { /* with the connection it ends as broken */
+        if (offer != NULL) tl_tensor_put(offer->tensor);
+        tl_conn_close(response->conn, &response_out_of_memory);
+        return;
+    }
+    struct response_sending *sending = response->sending;
     if (status->code != TL_OK) {
         response_set_status(response, status);
         response_handle(response, RESPONSE_EVENT_STATUS);
         return;
     }
-    response->offer = *offer;
+    sending->offer = *offer;
     const struct tl_meta_data *meta_data = tl_tensor_meta_data(offer->tensor);
     bool is_empty = meta_data->size_bytes == 0 || response_share(response);
-    response->small.is_used = !is_empty && response_may_be_inline(response);
-    if (is_empty || response->small.is_used) {
+    sending->is_inline = !is_empty && response_may_be_inline(response);
+    if (is_empty || sending->is_inline) {
         response_handle(response, RESPONSE_EVENT_EMPTY);
     } else if (response_may_lend(response) ||
-               (response->source.is_reading && response_may_show(response->conn) &&
+               (response->is_reading && response_may_show(response->conn) &&
                 (!response_is_on_device(response) || response_may_be_direct(response)))) {
         response_handle(response, RESPONSE_EVENT_SHOWN);
-    } else if (response->has_meta_data && response->destination.len_bytes > 0 &&
-               tl_meta_data_is_equal(meta_data, &response->expected)) {
+    } else if (response->expected != NULL && sending->destination.len_bytes > 0 &&
+               tl_meta_data_is_equal(meta_data, &response->expected->meta_data)) {
         response_handle(response, RESPONSE_EVENT_FITS);
     } else {
         response_handle(response, RESPONSE_EVENT_DIFFERS);
@@ -200,58 +208,57 @@ static const struct tl_serve_ops serve_ops = {.reply = reply};
 
 /* ----------------------------------------------------------------------------------------------- from the peer -- */
 
-/* Returns a spare response or a new one; NULL when there is no memory. */
-static struct response *take_response(struct tl_conn *conn)
+/* Takes over what the REQUEST, whose key has a number (kept) or travels as text (NULL), says of the value. Returns
+ * false when there is no memory. */
+static bool take_request(struct response *response, const struct tl_message *message, struct tl_kept_key *kept)
 {
-    struct response *response = conn->responses.spare;
-    if (response != NULL) {
-        conn->responses.spare = response->next;
-        conn->responses.spare_count--;
-        response->next = NULL;
-        return response;
+    const struct tl_kept_text *key =
+        kept != NULL ? tl_kept_text_get(kept->text) : tl_kept_text_create(message->key, message->key_bytes);
+    if (key == NULL) return false;
+    response->serve.key = key->text;
+    if (message->has_meta_data) {
+        response->expected =
+            kept != NULL ? tl_kept_meta_data_get(kept->expected) : tl_kept_meta_data_create(&message->meta_data);
+        if (response->expected == NULL) return false;
     }
-    response = malloc(sizeof(*response));
-    if (response == NULL) return NULL;
-    clear(response);
-    response->conn = conn;
-    response->pending.post = response_post_next;
-    response->park_timer = (struct tl_timer){.fire = response_park_timeout};
-    tl_list_init(&response->pending.place);
-    response_source_init(response);
-    return response;
+    if (message->destination.len_bytes == 0) return true;
+    if (!has_sending(response)) return false;
+    response->sending->destination = message->destination;
+    return true;
 }
 
-static struct response *response_create(struct tl_conn *conn, const struct tl_message *message)
+/* Returns NULL when there is no memory. */
+static struct response *response_create(struct tl_conn *conn, const struct tl_message *message,
+                                        struct tl_kept_key *kept)
 {
-    struct response *response = take_response(conn);
+    struct response *response = tl_spares_get(&conn->engine->spares.responses, sizeof(*response));
     if (response == NULL) return NULL;
+    response->conn = conn;
     response->handle = message->handle;
     response->state = RESPONSE_WAITING;
     response->wants_checksum = message->has_checksum;
-    response->mapping.is_allowed = message->may_map;
+    response->may_map = message->may_map;
     response->is_receiver_copying = message->is_copying;
-    response->source.is_reading = message->is_reading;
-    response->small.is_remote = message->is_remote;
-    response->small.is_fixed = message->is_fixed;
-    response->has_meta_data = message->has_meta_data;
-    if (message->has_meta_data) tl_meta_data_copy(&response->expected, &message->meta_data);
+    response->is_reading = message->is_reading;
+    response->is_remote = message->is_remote;
+    response->is_fixed = message->is_fixed;
     response->expected_step = message->expected_step;
-    response->destination = message->destination;
-    memcpy(response->key, message->key, message->key_bytes + 1);
     response->serve = (struct tl_serve){.ops = &serve_ops,
                                         .id = {.incarnation = conn->peer.incarnation, .number = message->number},
                                         .peer = &conn->peer,
-                                        .key = response->key,
                                         .step = message->step,
                                         .subscription = message->subscription,
                                         .takes_devices = true};
-    return response;
+    if (take_request(response, message, kept)) return response;
+    free_response(response);
+    return NULL;
 }
 
 static void handle_request(struct tl_conn *conn, struct tl_message *message)
 {
     const struct tl_engine *engine = conn->engine;
-    if (!conn_complete_request(conn, message)) return;
+    struct tl_kept_key *kept;
+    if (!conn_complete_request(conn, message, &kept)) return;
     maybe_grow(&conn->responses);
     struct response **place = find_place(conn, message->handle);
     if (tl_handle_index(message->handle) >= TL_MAX_REQUESTS || (message->handle & ~TL_HANDLE_MASK) != 0 ||
@@ -259,7 +266,7 @@ static void handle_request(struct tl_conn *conn, struct tl_message *message)
         conn_protocol_error(conn, "a REQUEST that is invalid or one too many (handle %#x)", message->handle);
         return;
     }
-    struct response *response = response_create(conn, message);
+    struct response *response = response_create(conn, message, kept);
     if (response == NULL) {
         tl_conn_close(conn, &response_out_of_memory);
         return;
@@ -271,11 +278,15 @@ static void handle_request(struct tl_conn *conn, struct tl_message *message)
         struct tl_error error;
         tl_error_set(&error, TL_UNAVAILABLE, "the data connection is about to be closed");
         response->is_refused = true;
-        response_set_status(response, &error);
-        response_handle(response, RESPONSE_EVENT_STATUS);
+        reply(&response->serve, &error, NULL);
         return;
     }
-    engine->source->request(engine->source_context, &response->serve);
+    engine->source.ops->request(engine->source.context, &response->serve);
+}
+
+static bool is_shown(const struct response *response)
+{
+    return response != NULL && response->sending != NULL && response->sending->source.is_exposed;
 }
 
 void responses_message(struct tl_conn *conn, struct tl_message *message)
@@ -285,23 +296,23 @@ void responses_message(struct tl_conn *conn, struct tl_message *message)
         return;
     }
     struct response *response = *find_place(conn, message->handle);
+    struct response_sending *sending = response != NULL ? response->sending : NULL;
     if (message->type == TL_MESSAGE_CANCEL) {
         if (response != NULL) {
             response_handle(response, RESPONSE_EVENT_CANCEL);
         } else {
             response_send_cancelled(conn, message->handle);
         }
-    } else if ((response == NULL || response->is_late) && conn->responses.late_count > 0) {
+    } else if ((response == NULL || (sending != NULL && sending->is_late)) && conn->responses.late_count > 0) {
         conn->responses.late_count--; /* it has crossed our status that says that it comes too late */
-    } else if (response != NULL && response->source.is_exposed && response->state == RESPONSE_SHOWING &&
-               message->destination.len_bytes == 0) {
+    } else if (is_shown(response) && response->state == RESPONSE_SHOWING && message->destination.len_bytes == 0) {
         response_handle(response, RESPONSE_EVENT_RETURN);
-    } else if (response == NULL || message->destination.len_bytes == 0 || response->source.is_place_known) {
+    } else if (sending == NULL || message->destination.len_bytes == 0 || sending->source.is_place_known) {
         conn_protocol_error(conn, "a RE_REQUEST that no response waits for (handle %#x)", message->handle);
     } else {
-        response->source.is_place_known = response->state == RESPONSE_HIDING;
+        sending->source.is_place_known = response->state == RESPONSE_HIDING;
         if (response->state == RESPONSE_PARKED || response->state == RESPONSE_HIDING) {
-            response->destination = message->destination;
+            sending->destination = message->destination;
             response->is_receiver_copying = message->is_copying;
         }
         response_handle(response, RESPONSE_EVENT_RE_REQUEST);
@@ -311,11 +322,32 @@ void responses_message(struct tl_conn *conn, struct tl_message *message)
 void responses_released(struct tl_conn *conn, uint32_t handle_)
 {
     struct response *response = *find_place(conn, handle_);
-    if (response == NULL || !response->source.is_exposed) {
+    if (!is_shown(response)) {
         conn_protocol_error(conn, "a release of a source that was not shown (immediate %#x)", handle_);
         return;
     }
     response_handle(response, RESPONSE_EVENT_RELEASE);
+}
+
+/* How a response ends whose connection has ended. Those whose bytes the peer has for certain were closed when their
+ * last work was done. */
+static enum tl_serve_end broken_end(const struct response *response)
+{
+    if (response->sending == NULL) return TL_SERVE_BROKEN;
+    if (response->sending->source.is_released) return TL_SERVE_RECEIVED;
+    /* A peer that gives a SOURCE up waits for no answer, and does not ask for the value again. */
+    return response->state == RESPONSE_STOPPING && is_shown(response) ? TL_SERVE_CANCELLED : TL_SERVE_BROKEN;
+}
+
+static void end_broken(struct response *response)
+{
+    struct response_sending *sending = response->sending;
+    enum tl_serve_end end = broken_end(response);
+    if (sending != NULL) {
+        conn_cancel_memory_wait(&sending->memory_wait);
+        if (sending->is_registering || sending->memory_wait != NULL) return; /* it ends when that comes back */
+    }
+    response_close(response, end);
 }
 
 void responses_break(struct tl_conn *conn)
@@ -324,14 +356,7 @@ void responses_break(struct tl_conn *conn)
         struct response *next;
         for (struct response *response = conn->responses.by_handle[i]; response != NULL; response = next) {
             next = response->next;
-            /* Responses whose bytes the peer has for certain were closed when their last work was done. */
-            /* A peer that gives a SOURCE up waits for no answer, and does not ask for the value again. */
-            bool is_given_up = response->state == RESPONSE_STOPPING && response->source.is_exposed;
-            enum tl_serve_end end = response->source.is_released ? TL_SERVE_RECEIVED
-                                    : is_given_up                ? TL_SERVE_CANCELLED
-                                                                 : TL_SERVE_BROKEN;
-            conn_cancel_memory_wait(&response->memory_wait);
-            if (!response->is_registering && response->memory_wait == NULL) response_close(response, end);
+            end_broken(response);
         }
     }
     TL_LIST_FOREACH_SAFE(&conn->posts.slot_queue, place)

@@ -90,7 +90,6 @@ struct response_pieces {
 
 /* A source that the peer reads. */
 struct response_source {
-    bool is_reading;         /* the peer reads the bytes, unless they cannot be shown */
     bool is_exposed;         /* the peer may read the source; SOURCE is posted */
     bool is_released;        /* the peer has read all */
     bool is_place_known;     /* HIDING: RE_REQUEST has come */
@@ -107,18 +106,10 @@ struct response_lend {
     struct tl_descriptor descriptor;
 };
 
-/* A value that may be mapped. */
+/* A value that the peer maps. */
 struct response_mapping {
-    bool is_allowed;       /* the peer may get the file instead of the bytes */
-    bool is_used;          /* the peer gets the file, which `destination` of the response names */
+    bool is_used;          /* the peer gets the file, which `destination` names */
     uint64_t offset_bytes; /* where the value lies in the file */
-};
-
-/* A value that may go inside of its DONE. */
-struct response_inline {
-    bool is_remote; /* no processor of the peer reaches its destination: the value must not go inline */
-    bool is_fixed;  /* the peer takes a value of the expected meta-data only */
-    bool is_used;   /* the value goes inline */
 };
 
 /* How the peer reads it. */
@@ -128,22 +119,15 @@ struct response_window {
     struct tl_exposure exposure; /* valid when source.is_exposed */
 };
 
-/* An ended response is used again for the next one on the same connection. */
-struct response {
-    struct tl_conn *conn;
+/* What a response needs only when its value is there, or when the REQUEST has said where to write it. */
+struct response_sending {
+    struct response *response;
     struct pending_post pending;
-
-    /* The fields from here to `serve` are zero when a response begins. */
-    enum response_state state;
-    uint32_t handle;
-    bool is_refused; /* the source was never asked */
-    bool wants_checksum;
-    bool has_meta_data;    /* `expected` is set, from the REQUEST */
+    bool is_inline;        /* the value goes inside of its DONE */
     bool is_update_wanted; /* PARKED: META_DATA_UPDATE has not been posted */
     bool is_registering;
-    bool is_sender_copying;   /* the bytes are copied into the pool here before they are written */
-    bool is_receiver_copying; /* the peer copies the bytes on as they arrive */
-    bool is_done_wanted;      /* a DONE follows the bytes */
+    bool is_sender_copying; /* the bytes are copied into the pool here before they are written */
+    bool is_done_wanted;    /* a DONE follows the bytes */
     bool may_change;        /* the bytes lie in a file, which is checked when all of them were read, before the DONE */
     bool is_outcome_posted; /* DONE or ERROR_STATUS is posted */
     bool is_message_out;
@@ -158,20 +142,32 @@ struct response {
     struct response_pieces pieces;
     struct response_source source;
     struct response_lend lend;
-    struct response_inline small;
     struct response_mapping mapping;
     const struct tl_error *status; /* kept; NULL: TL_OK */
-    struct response *next;         /* in its list of responses.by_handle, or in responses.spare */
-
-    struct tl_serve serve;
-    struct tl_meta_data expected; /* valid when has_meta_data */
-    uint64_t expected_step;
     struct tl_descriptor destination;
     struct piece first_piece; /* further pieces are allocated */
     struct tl_work message_work;
     struct response_window window;
     struct tl_timer park_timer;
-    char key[TL_MESSAGE_KEY_BYTES + 1];
+};
+
+/* Many of them may wait for their values, so that its size is bounded (tests/unit/engine_waits_test.c). */
+struct response {
+    struct tl_conn *conn;
+    struct response *next; /* in its list of responses.by_handle */
+    uint32_t handle;
+    enum response_state state : 8;
+    bool is_refused; /* the source was never asked */
+    bool wants_checksum;
+    bool may_map;             /* the peer may get the file instead of the bytes */
+    bool is_reading;          /* the peer reads the bytes, unless they cannot be shown */
+    bool is_receiver_copying; /* the peer copies the bytes on as they arrive */
+    bool is_remote;           /* no processor of the peer reaches its destination: the value must not go inline */
+    bool is_fixed;            /* the peer takes a value of the expected meta-data only */
+    uint64_t expected_step;
+    struct tl_kept_meta_data *expected; /* from the REQUEST, with a reference; NULL: it had none */
+    struct response_sending *sending;   /* NULL: WAITING, and the REQUEST has not said where to write */
+    struct tl_serve serve;              /* its key is in a struct tl_kept_text, with a reference */
 };
 
 extern const struct tl_error response_out_of_memory;
@@ -237,7 +233,7 @@ uint64_t response_checksum(const struct response *response);
 
 /* ------------------------------------------------------------------------------------------- response_source.c -- */
 
-void response_source_init(struct response *response);
+void response_source_init(struct response_sending *sending);
 /* Whether this connection can show memory for reading. */
 bool response_may_show(const struct tl_conn *conn);
 /* Decides which memory the peer reads. RESPONSE_EVENT_READY follows, or RESPONSE_EVENT_DIFFERS when there is none. */

@@ -46,9 +46,8 @@ struct lending {
 bool response_may_lend(const struct response *response)
 {
     const struct tl_engine_options *options = &response->conn->engine->options;
-    return response->source.is_reading && response->conn->pair->ops->show_memory != NULL &&
-           response_is_on_device(response) && !response->wants_checksum && !options->is_bounce_forced &&
-           !options->is_gpu_proxy_forced;
+    return response->is_reading && response->conn->pair->ops->show_memory != NULL && response_is_on_device(response) &&
+           !response->wants_checksum && !options->is_bounce_forced && !options->is_gpu_proxy_forced;
 }
 
 /* ------------------------------------------------------------------------------------------------------ copies -- */
@@ -110,8 +109,8 @@ static struct conn_lent_copy *add_copy(struct tl_conn *conn, struct tl_device de
 
 void response_end_lending(struct response *response)
 {
-    struct conn_lent_copy *copy = response->lend.copy;
-    response->lend = (struct response_lend){.is_lent = false};
+    struct conn_lent_copy *copy = response->sending->lend.copy;
+    response->sending->lend = (struct response_lend){.is_lent = false};
     if (copy != NULL) give_copy(response->conn, copy);
 }
 
@@ -127,10 +126,10 @@ static void finish(struct lending *lending, const struct tl_error *failure)
     bool is_stopping = response->state == RESPONSE_STOPPING;
     if (failure != NULL && !is_stopping)
         TL_LOG_AT_DEBUG("memory of a device is not shown", TL_STR("peer", conn->peer.name),
-                        TL_STR("key", response->key), TL_STR("reason", failure->message));
+                        TL_STR("key", response->serve.key), TL_STR("reason", failure->message));
     conn->ending.held_count--;
-    response->is_registering = false;
-    response->lend.is_lent = failure == NULL;
+    response->sending->is_registering = false;
+    response->sending->lend.is_lent = failure == NULL;
     bool is_drained = conn->ending.is_pair_drained;
     enum response_event event = failure == NULL || is_stopping ? RESPONSE_EVENT_READY : RESPONSE_EVENT_DIFFERS;
     if (lending->file >= 0) close(lending->file);
@@ -178,11 +177,11 @@ static void exported(struct tl_device_export *exporting, int file, const struct 
 static void show(struct lending *lending)
 {
     struct response *response = lending->response;
-    struct response_lend *lend = &response->lend;
+    struct response_lend *lend = &response->sending->lend;
     struct tl_queue_pair *pair = response->conn->pair;
     struct tl_error error;
     struct tl_device_memory *memory =
-        lend->copy != NULL ? lend->copy->memory : tl_tensor_device_memory(response->offer.tensor);
+        lend->copy != NULL ? lend->copy->memory : tl_tensor_device_memory(response->sending->offer.tensor);
     enum tl_status status =
         pair->ops->show_memory(pair, memory, lending->file, lend->offset_bytes, &lend->descriptor, &error);
     if (status == TL_NOT_FOUND && lending->file < 0) {
@@ -198,8 +197,8 @@ static void copied_here(struct conn_device_call *call)
 {
     struct lending *lending = TL_CONTAINER_OF(call, struct lending, call);
     if (!may_go_on(lending)) return;
-    lending->response->pieces.is_fence_reached = true;
-    lending->response->is_sender_copying = true;
+    lending->response->sending->pieces.is_fence_reached = true;
+    lending->response->sending->is_sender_copying = true;
     show(lending);
 }
 
@@ -213,9 +212,9 @@ static void copied(struct tl_device_copy *copy, const struct tl_error *status)
 static void copy(struct lending *lending)
 {
     const struct response *response = lending->response;
-    const struct tl_tensor *tensor = response->offer.tensor;
+    const struct tl_tensor *tensor = response->sending->offer.tensor;
     lending->copy = (struct tl_device_copy){.device = tl_tensor_device(tensor),
-                                            .to = tl_device_memory_data(response->lend.copy->memory),
+                                            .to = tl_device_memory_data(response->sending->lend.copy->memory),
                                             .from = tl_tensor_data(tensor),
                                             .len_bytes = tl_tensor_size_bytes(tensor),
                                             .after = {tl_tensor_fence(tensor)},
@@ -228,10 +227,11 @@ static void allocated_here(struct conn_device_call *call)
 {
     struct lending *lending = TL_CONTAINER_OF(call, struct lending, call);
     struct response *response = lending->response;
+    struct response_sending *sending = response->sending;
     struct tl_device_memory *memory = lending->memory;
     if (memory != NULL) {
-        response->lend.copy = add_copy(response->conn, tl_tensor_device(response->offer.tensor), memory);
-        if (response->lend.copy == NULL) lending->failure = tl_error_keep(&response_out_of_memory);
+        sending->lend.copy = add_copy(response->conn, tl_tensor_device(sending->offer.tensor), memory);
+        if (sending->lend.copy == NULL) lending->failure = tl_error_keep(&response_out_of_memory);
     }
     if (may_go_on(lending)) copy(lending);
 }
@@ -250,12 +250,12 @@ static void request_memory(struct lending *lending)
                                          .message = "too many values are copied to be shown"};
     const struct response *response = lending->response;
     const struct tl_conn *conn = response->conn;
-    uint64_t size_bytes = tl_tensor_size_bytes(response->offer.tensor);
+    uint64_t size_bytes = tl_tensor_size_bytes(response->sending->offer.tensor);
     if (conn->responses.copied_bytes > 0 && conn->responses.copied_bytes + size_bytes > MOST_COPIED_BYTES) {
         finish(lending, &full);
         return;
     }
-    lending->request = (struct tl_device_request){.device = tl_tensor_device(response->offer.tensor),
+    lending->request = (struct tl_device_request){.device = tl_tensor_device(response->sending->offer.tensor),
                                                   .size_bytes = size_bytes,
                                                   .is_shared = true,
                                                   .done = allocated};
@@ -265,8 +265,9 @@ static void request_memory(struct lending *lending)
 
 void response_lend(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
-    const struct tl_tensor *tensor = response->offer.tensor;
+    const struct tl_tensor *tensor = sending->offer.tensor;
     const struct tl_device_memory *memory = tl_tensor_device_memory(tensor);
     uint64_t len_bytes;
     struct lending *lending = calloc(1, sizeof(*lending));
@@ -277,14 +278,14 @@ void response_lend(struct response *response)
     lending->response = response;
     lending->file = -1;
     conn->ending.held_count++;
-    response->is_registering = true;
+    sending->is_registering = true;
     if (tl_device_memory_number(memory, &len_bytes) != 0) {
-        response->lend.offset_bytes = (uintptr_t)tl_tensor_data(tensor) - (uintptr_t)tl_device_memory_data(memory);
+        sending->lend.offset_bytes = (uintptr_t)tl_tensor_data(tensor) - (uintptr_t)tl_device_memory_data(memory);
         show(lending);
         return;
     }
-    response->lend.copy = take_copy(conn, tl_tensor_device(tensor), tl_tensor_size_bytes(tensor));
-    if (response->lend.copy != NULL) {
+    sending->lend.copy = take_copy(conn, tl_tensor_device(tensor), tl_tensor_size_bytes(tensor));
+    if (sending->lend.copy != NULL) {
         copy(lending);
     } else {
         request_memory(lending);

@@ -24,33 +24,34 @@
 
 bool response_share(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
-    const struct tl_offer *offer = &response->offer;
+    const struct tl_offer *offer = &sending->offer;
     uint64_t size_bytes = tl_tensor_size_bytes(offer->tensor);
     struct tl_error error;
-    bool may_share = response->mapping.is_allowed && !response->wants_checksum && !offer->is_one_shot &&
+    bool may_share = response->may_map && !response->wants_checksum && !offer->is_one_shot &&
                      conn->engine->options.is_mapping_allowed && conn_is_open(conn);
     if (!may_share || size_bytes < SHARED_LEAST_BYTES) return false;
-    struct tl_mapped_file *file = tl_mapped_tensor_file(offer->tensor, &response->mapping.offset_bytes);
+    struct tl_mapped_file *file = tl_mapped_tensor_file(offer->tensor, &sending->mapping.offset_bytes);
     if (file == NULL || tl_mapped_file_check(file, NULL, 0, &error) != TL_OK) return false;
-    response->mapping.is_used = tl_queue_pair_share(conn->pair, file, &response->destination, &error) == TL_OK;
-    return response->mapping.is_used;
+    sending->mapping.is_used = tl_queue_pair_share(conn->pair, file, &sending->destination, &error) == TL_OK;
+    return sending->mapping.is_used;
 }
 
 bool response_may_be_inline(const struct response *response)
 {
-    const struct tl_meta_data *meta_data = tl_tensor_meta_data(response->offer.tensor);
+    const struct tl_meta_data *meta_data = tl_tensor_meta_data(response->sending->offer.tensor);
     bool is_small = meta_data->size_bytes <= response->conn->responses.inline_bytes;
-    if (!is_small || response->small.is_remote || response_is_on_device(response)) return false;
-    if (!response->small.is_fixed) return true;
+    if (!is_small || response->is_remote || response_is_on_device(response)) return false;
+    if (!response->is_fixed) return true;
     /* The peer refuses a value with other meta-data, and then other receivers may still have it. */
-    return response->has_meta_data && tl_meta_data_is_equal(meta_data, &response->expected);
+    return response->expected != NULL && tl_meta_data_is_equal(meta_data, &response->expected->meta_data);
 }
 
 const uint8_t *response_read_inline(struct response *response)
 {
     struct tl_engine *engine = response->conn->engine;
-    struct tl_tensor *tensor = response->offer.tensor;
+    struct tl_tensor *tensor = response->sending->offer.tensor;
     uint64_t size_bytes = tl_tensor_size_bytes(tensor);
     const uint8_t *bytes = tl_tensor_data(tensor);
     struct tl_error error;
@@ -69,10 +70,11 @@ static void memory_came(struct tl_closure *closure)
 {
     struct conn_memory_wait *memory_wait = conn_memory_came(closure);
     struct response *response = memory_wait->owner;
+    struct response_sending *sending = response->sending;
     const struct tl_error *error = &memory_wait->memory_wait.wait.error;
-    response->memory_wait = NULL;
-    response->granted = memory_wait;
-    tl_timers_disarm(tl_reactor_timers(response->conn->engine->reactor), &response->park_timer);
+    sending->memory_wait = NULL;
+    sending->granted = memory_wait;
+    tl_timers_disarm(tl_reactor_timers(response->conn->engine->reactor), &sending->park_timer);
     if (response->conn->ending.is_pair_drained) {
         response_close(response, TL_SERVE_BROKEN);
     } else if (error->code != TL_OK) {
@@ -85,15 +87,16 @@ static void memory_came(struct tl_closure *closure)
 enum tl_status response_bounce(struct response *response, struct piece *piece, const uint8_t *source,
                                uint64_t len_bytes, struct tl_error *ret_error)
 {
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
     struct tl_memory *memory = conn->engine->memory;
     enum tl_status status =
-        conn_block_create(memory, response->granted, len_bytes, &piece->block, &piece->pin, ret_error);
-    conn_free_memory_wait(&response->granted);
-    if (status == TL_UNAVAILABLE && response->pieces.out == 0) {
-        response->memory_wait = conn_await_memory(conn, memory, len_bytes, response, memory_came, ret_error);
-        if (response->memory_wait == NULL) return TL_RESOURCE_EXHAUSTED;
-        conn_arm(conn, &response->park_timer, conn_grow_ns(conn));
+        conn_block_create(memory, sending->granted, len_bytes, &piece->block, &piece->pin, ret_error);
+    conn_free_memory_wait(&sending->granted);
+    if (status == TL_UNAVAILABLE && sending->pieces.out == 0) {
+        sending->memory_wait = conn_await_memory(conn, memory, len_bytes, response, memory_came, ret_error);
+        if (sending->memory_wait == NULL) return TL_RESOURCE_EXHAUSTED;
+        conn_arm(conn, &sending->park_timer, conn_grow_ns(conn));
         return TL_UNAVAILABLE;
     }
     if (status != TL_OK) return status;
@@ -108,7 +111,7 @@ enum tl_status response_bounce(struct response *response, struct piece *piece, c
 
 bool response_is_on_device(const struct response *response)
 {
-    return tl_tensor_is_on_device(response->offer.tensor);
+    return tl_tensor_is_on_device(response->sending->offer.tensor);
 }
 
 static void post_to_reactor(void *reactor, struct tl_closure *closure)
@@ -121,7 +124,7 @@ static void post_to_reactor(void *reactor, struct tl_closure *closure)
 static void move_on(struct response *response, const void *bytes)
 {
     struct tl_engine *engine = response->conn->engine;
-    const struct response_pieces *pieces = &response->pieces;
+    const struct response_pieces *pieces = &response->sending->pieces;
     memcpy(tl_tensor_data(pieces->piece->block), bytes, (size_t)pieces->len_bytes);
     engine->stats.bytes_bounced += pieces->len_bytes;
     tl_memory_count_bounce(engine->memory, pieces->len_bytes);
@@ -132,10 +135,10 @@ static void bytes_came(void *context, struct tl_piece *read, const struct tl_err
 {
     struct response *response = context;
     struct tl_error error = *status;
-    response->pieces.read = NULL;
+    response->sending->pieces.read = NULL;
     if (error.code == TL_OK) {
         if (tl_piece_data(read) != NULL) move_on(response, tl_piece_data(read));
-        response->pieces.is_fence_reached = true;
+        response->sending->pieces.is_fence_reached = true;
     }
     tl_piece_put(read);
     if (response->state != RESPONSE_WRITING) return;
@@ -143,7 +146,7 @@ static void bytes_came(void *context, struct tl_piece *read, const struct tl_err
         response_handle(response, RESPONSE_EVENT_READY);
         return;
     }
-    tl_error_prefix(&error, "%s: ", response->key);
+    tl_error_prefix(&error, "%s: ", response->serve.key);
     response_stop_reading(response);
     response_fail(response, &error);
 }
@@ -151,15 +154,16 @@ static void bytes_came(void *context, struct tl_piece *read, const struct tl_err
 enum tl_status response_read_from_device(struct response *response, struct piece *piece, uint64_t len_bytes,
                                          struct tl_error *ret_error)
 {
-    struct response_pieces *pieces = &response->pieces;
+    struct response_sending *sending = response->sending;
+    struct response_pieces *pieces = &sending->pieces;
     struct tl_memory *memory = response->conn->engine->memory;
-    (void)tl_memory_why_not_pinned(memory, tl_tensor_device(response->offer.tensor)); /* begins to pin the pool */
+    (void)tl_memory_why_not_pinned(memory, tl_tensor_device(sending->offer.tensor)); /* begins to pin the pool */
     const struct tl_piece_options options = {
-        .tensor = response->offer.tensor,
+        .tensor = sending->offer.tensor,
         .host = tl_memory_is_pinned(memory, piece->block) ? piece->block : NULL,
-        .offset_bytes = response->posted_bytes,
+        .offset_bytes = sending->posted_bytes,
         .len_bytes = len_bytes,
-        .after = pieces->is_fence_reached ? NULL : tl_tensor_fence(response->offer.tensor),
+        .after = pieces->is_fence_reached ? NULL : tl_tensor_fence(sending->offer.tensor),
         .post = post_to_reactor,
         .loop = response->conn->engine->reactor,
         .notify = bytes_came,
@@ -177,7 +181,7 @@ bool response_may_be_direct(const struct response *response)
     const struct tl_engine *engine = response->conn->engine;
     if (engine->options.is_bounce_forced || engine->options.is_gpu_proxy_forced) return false;
     if (response->wants_checksum) return false; /* which the CPU makes */
-    struct tl_device device = tl_tensor_device(response->offer.tensor);
+    struct tl_device device = tl_tensor_device(response->sending->offer.tensor);
     return tl_memory_why_not_direct(engine->memory, device, engine->options.keys) == NULL;
 }
 
@@ -185,26 +189,27 @@ static void fence_reached(void *context, struct tl_piece *read, const struct tl_
 {
     struct response *response = context;
     struct tl_error error = *status;
-    response->pieces.read = NULL;
-    response->pieces.is_fence_reached = error.code == TL_OK;
+    response->sending->pieces.read = NULL;
+    response->sending->pieces.is_fence_reached = error.code == TL_OK;
     tl_piece_put(read);
     if (response->state != RESPONSE_WRITING && response->state != RESPONSE_SHOWING) return;
     if (error.code == TL_OK) {
         response_handle(response, RESPONSE_EVENT_READY);
         return;
     }
-    tl_error_prefix(&error, "%s: ", response->key);
+    tl_error_prefix(&error, "%s: ", response->serve.key);
     response_fail(response, &error);
 }
 
 bool response_await_fence(struct response *response)
 {
-    struct response_pieces *pieces = &response->pieces;
-    struct tl_device_fence *fence = tl_tensor_fence(response->offer.tensor);
+    struct response_sending *sending = response->sending;
+    struct response_pieces *pieces = &sending->pieces;
+    struct tl_device_fence *fence = tl_tensor_fence(sending->offer.tensor);
     if (fence == NULL || pieces->is_fence_reached) return true;
     if (pieces->read != NULL) return false;
     const struct tl_piece_options options = {
-        .tensor = response->offer.tensor,
+        .tensor = sending->offer.tensor,
         .after = fence,
         .post = post_to_reactor,
         .loop = response->conn->engine->reactor,
@@ -223,13 +228,14 @@ static void registered(struct tl_closure *closure)
     struct registering *registering = conn_registered(closure);
     const struct tl_registration *registration = &registering->registration;
     struct response *response = registering->owner;
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
     conn->ending.held_count--;
-    response->is_registering = false;
+    sending->is_registering = false;
     if (registration->error.code == TL_OK) {
-        response->pin = registration->pin;
+        sending->pin = registration->pin;
     } else {
-        response->is_sender_copying = true;
+        sending->is_sender_copying = true;
     }
     free(registering);
     if (conn->ending.is_pair_drained) {
@@ -241,26 +247,26 @@ static void registered(struct tl_closure *closure)
 
 void response_prepare(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_engine *engine = response->conn->engine;
-    struct tl_tensor *tensor = response->offer.tensor;
-    const struct tl_offer *offer = &response->offer;
+    struct tl_tensor *tensor = sending->offer.tensor;
+    const struct tl_offer *offer = &sending->offer;
     bool is_on_device = response_is_on_device(response);
-    response->may_change = tl_tensor_may_change(tensor);
-    response->is_done_wanted =
-        response->wants_checksum || response->may_change || offer->step != response->expected_step;
+    sending->may_change = tl_tensor_may_change(tensor);
+    sending->is_done_wanted = response->wants_checksum || sending->may_change || offer->step != response->expected_step;
     bool is_copied = engine->options.is_bounce_forced || (is_on_device && !response_may_be_direct(response));
     bool is_direct = !is_copied && (!engine->provider->limits.needs_regions ||
-                                    tl_memory_pin(engine->memory, tensor, TL_REGION_READ, &response->pin));
+                                    tl_memory_pin(engine->memory, tensor, TL_REGION_READ, &sending->pin));
     bool is_small = conn_is_small(response->conn, tensor);
     if (is_direct) {
         response_handle(response, RESPONSE_EVENT_READY);
     } else if (is_copied || is_small) {
-        response->is_sender_copying = true;
+        sending->is_sender_copying = true;
         response_handle(response, RESPONSE_EVENT_READY);
     } else {
-        response->is_registering =
+        sending->is_registering =
             conn_register(response->conn, engine->memory, response, tensor, TL_REGION_READ, registered);
-        response->is_sender_copying = !response->is_registering;
-        if (response->is_sender_copying) response_handle(response, RESPONSE_EVENT_READY);
+        sending->is_sender_copying = !sending->is_registering;
+        if (sending->is_sender_copying) response_handle(response, RESPONSE_EVENT_READY);
     }
 }

@@ -17,26 +17,27 @@
 
 static void message_done(struct tl_work *work, enum tl_status status)
 {
-    struct response *response = TL_CONTAINER_OF(work, struct response, message_work);
-    response->is_message_out = false;
-    response->is_flushed |= status != TL_OK;
+    struct response *response = TL_CONTAINER_OF(work, struct response_sending, message_work)->response;
+    response->sending->is_message_out = false;
+    response->sending->is_flushed |= status != TL_OK;
     conn_space_freed(response->conn);
     response_handle(response, RESPONSE_EVENT_WORK_DONE);
 }
 
 static void post_outcome(struct response *response, struct tl_message *message)
 {
-    response->is_outcome_posted = true;
-    response->is_message_out = true;
-    response->message_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = message_done};
-    conn_post_message(response->conn, message, &response->message_work);
+    struct response_sending *sending = response->sending;
+    sending->is_outcome_posted = true;
+    sending->is_message_out = true;
+    sending->message_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = message_done};
+    conn_post_message(response->conn, message, &sending->message_work);
 }
 
 static void post_error(struct response *response)
 {
     struct tl_message *message = conn_compose(response->conn, TL_MESSAGE_ERROR_STATUS, response->handle);
-    message->code = response->status->code;
-    message->text = response->status->message;
+    message->code = response->sending->status->code;
+    message->text = response->sending->status->message;
     message->is_final = response->serve.is_final;
     post_outcome(response, message);
 }
@@ -44,13 +45,14 @@ static void post_error(struct response *response)
 uint64_t response_checksum(const struct response *response)
 {
     /* A value without bytes has a checksum as well. */
-    return response->hash_state != NULL ? XXH3_64bits_digest(response->hash_state) : XXH3_64bits(NULL, 0);
+    return response->sending->hash_state != NULL ? XXH3_64bits_digest(response->sending->hash_state)
+                                                 : XXH3_64bits(NULL, 0);
 }
 
 static void post_inline(struct response *response, const uint8_t *bytes)
 {
     struct tl_conn *conn = response->conn;
-    const struct tl_offer *offer = &response->offer;
+    const struct tl_offer *offer = &response->sending->offer;
     uint64_t size_bytes = tl_tensor_size_bytes(offer->tensor);
     uint64_t *budget_bytes = &conn->posts.response_budget_bytes;
     struct tl_message *message = conn_compose(conn, TL_MESSAGE_DONE, response->handle);
@@ -69,7 +71,7 @@ static void post_inline(struct response *response, const uint8_t *bytes)
 
 static void post_done(struct response *response)
 {
-    const struct tl_offer *offer = &response->offer;
+    const struct tl_offer *offer = &response->sending->offer;
     struct tl_message *message = conn_compose(response->conn, TL_MESSAGE_DONE, response->handle);
     message->step = offer->step;
     message->is_published = !offer->is_one_shot;
@@ -86,27 +88,28 @@ static void post_done(struct response *response)
 
 static void post_mapped(struct response *response)
 {
-    const struct tl_offer *offer = &response->offer;
+    struct response_sending *sending = response->sending;
+    const struct tl_offer *offer = &sending->offer;
     struct tl_message *message = conn_compose(response->conn, TL_MESSAGE_MAPPED, response->handle);
     message->step = offer->step;
     message->is_published = true;
-    message->offset = response->mapping.offset_bytes;
+    message->offset = sending->mapping.offset_bytes;
     message->has_meta_data = true;
     message->meta_data = *tl_tensor_meta_data(offer->tensor);
-    message->destination = response->destination;
+    message->destination = sending->destination;
     post_outcome(response, message);
 }
 
 static void post_update(struct response *response)
 {
-    const struct tl_offer *offer = &response->offer;
+    const struct tl_offer *offer = &response->sending->offer;
     struct tl_message *message = conn_compose(response->conn, TL_MESSAGE_META_DATA_UPDATE, response->handle);
     message->step = offer->step;
     message->is_published = !offer->is_one_shot;
     message->has_meta_data = true;
     tl_meta_data_copy(&message->meta_data, tl_tensor_meta_data(offer->tensor));
     conn_post_message(response->conn, message, NULL);
-    response->is_update_wanted = false;
+    response->sending->is_update_wanted = false;
 }
 
 /* ------------------------------------------------------------------------------------------------------ pieces -- */
@@ -115,15 +118,16 @@ static void piece_done(struct tl_work *work, enum tl_status status)
 {
     struct piece *piece = TL_CONTAINER_OF(work, struct piece, work);
     struct response *response = piece->response;
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
     conn_block_destroy(conn->engine->memory, &piece->block, &piece->pin);
-    if (piece == &response->first_piece) {
-        response->pieces.is_first_used = false;
+    if (piece == &sending->first_piece) {
+        sending->pieces.is_first_used = false;
     } else {
         free(piece);
     }
-    response->pieces.out--;
-    response->is_flushed |= status != TL_OK;
+    sending->pieces.out--;
+    sending->is_flushed |= status != TL_OK;
     if (status == TL_OK) conn_peer_seen(conn);
     conn_space_freed(conn);
     response_handle(response, RESPONSE_EVENT_WORK_DONE);
@@ -131,13 +135,14 @@ static void piece_done(struct tl_work *work, enum tl_status status)
 
 static struct piece *piece_create(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct piece *piece;
-    if (response->pieces.is_first_used) {
+    if (sending->pieces.is_first_used) {
         piece = calloc(1, sizeof(*piece));
         if (piece == NULL) return NULL;
     } else {
-        piece = &response->first_piece;
-        response->pieces.is_first_used = true;
+        piece = &sending->first_piece;
+        sending->pieces.is_first_used = true;
     }
     *piece = (struct piece){.work = {.magic = TL_WORK_MAGIC, .done = piece_done}, .response = response};
     return piece;
@@ -145,8 +150,8 @@ static struct piece *piece_create(struct response *response)
 
 static void piece_destroy(struct response *response, struct piece *piece)
 {
-    if (piece == &response->first_piece) {
-        response->pieces.is_first_used = false;
+    if (piece == &response->sending->first_piece) {
+        response->sending->pieces.is_first_used = false;
     } else {
         free(piece);
     }
@@ -164,10 +169,10 @@ static uint64_t most_bytes(const struct response *response)
 {
     uint64_t piece_bytes = response->conn->engine->piece_bytes;
     if (response->is_receiver_copying)
-        piece_bytes = tl_min_u64(piece_bytes, bouncing_bytes(tl_tensor_size_bytes(response->offer.tensor)));
-    uint64_t read_bytes = response->is_sender_copying ? BOUNCE_PIECE_BYTES
-                          : response->wants_checksum  ? PUMP_BYTES
-                                                      : UINT64_MAX;
+        piece_bytes = tl_min_u64(piece_bytes, bouncing_bytes(tl_tensor_size_bytes(response->sending->offer.tensor)));
+    uint64_t read_bytes = response->sending->is_sender_copying ? BOUNCE_PIECE_BYTES
+                          : response->wants_checksum           ? PUMP_BYTES
+                                                               : UINT64_MAX;
     return tl_min_u64(piece_bytes, read_bytes);
 }
 
@@ -175,23 +180,24 @@ void response_read_piece(struct response *response, const uint8_t *source, uint6
 {
     uint64_t *budget_bytes = &response->conn->posts.response_budget_bytes;
     if (response->wants_checksum) {
-        TL_CHECK(XXH3_64bits_update(response->hash_state, source, (size_t)len_bytes) == XXH_OK);
+        TL_CHECK(XXH3_64bits_update(response->sending->hash_state, source, (size_t)len_bytes) == XXH_OK);
     }
-    if (response->wants_checksum || response->is_sender_copying) {
+    if (response->wants_checksum || response->sending->is_sender_copying) {
         *budget_bytes -= len_bytes < *budget_bytes ? len_bytes : *budget_bytes;
     }
 }
 
 bool response_has_hash_state(struct response *response)
 {
-    if (!response->wants_checksum || response->hash_state != NULL) return true;
-    response->hash_state = XXH3_createState();
-    return response->hash_state != NULL && XXH3_64bits_reset(response->hash_state) == XXH_OK;
+    struct response_sending *sending = response->sending;
+    if (!response->wants_checksum || sending->hash_state != NULL) return true;
+    sending->hash_state = XXH3_createState();
+    return sending->hash_state != NULL && XXH3_64bits_reset(sending->hash_state) == XXH_OK;
 }
 
 void response_stop_reading(struct response *response)
 {
-    struct response_pieces *pieces = &response->pieces;
+    struct response_pieces *pieces = &response->sending->pieces;
     tl_piece_put(pieces->read);
     pieces->read = NULL;
     if (pieces->piece == NULL) return;
@@ -204,10 +210,11 @@ void response_stop_reading(struct response *response)
  * response has failed. */
 static struct piece *make_piece(struct response *response, const uint8_t *source, uint64_t len_bytes)
 {
+    struct response_sending *sending = response->sending;
     struct tl_error error;
-    if (response->is_sender_copying && response->pieces.out >= MAX_BOUNCES)
+    if (sending->is_sender_copying && sending->pieces.out >= MAX_BOUNCES)
         return NULL; /* queued again when a piece is done */
-    if (tl_tensor_check_readable(response->offer.tensor, response->posted_bytes, len_bytes, &error) != TL_OK) {
+    if (tl_tensor_check_readable(sending->offer.tensor, sending->posted_bytes, len_bytes, &error) != TL_OK) {
         response_fail(response, &error);
         return NULL;
     }
@@ -216,12 +223,12 @@ static struct piece *make_piece(struct response *response, const uint8_t *source
         response_fail(response, &response_out_of_memory);
         return NULL;
     }
-    if (!response->is_sender_copying) return piece;
+    if (!sending->is_sender_copying) return piece;
     enum tl_status status = response_bounce(response, piece, source, len_bytes, &error);
     if (status == TL_OK) return piece;
     piece_destroy(response, piece);
-    if (status == TL_UNAVAILABLE || response->pieces.out > 0) return NULL;
-    tl_error_prefix(&error, "%s cannot be sent through the pool: ", response->key);
+    if (status == TL_UNAVAILABLE || sending->pieces.out > 0) return NULL;
+    tl_error_prefix(&error, "%s cannot be sent through the pool: ", response->serve.key);
     response_fail(response, &error);
     return NULL;
 }
@@ -230,7 +237,7 @@ static struct piece *make_piece(struct response *response, const uint8_t *source
  * failed. */
 static struct piece *take_read_piece(struct response *response, uint64_t len_bytes)
 {
-    struct response_pieces *pieces = &response->pieces;
+    struct response_pieces *pieces = &response->sending->pieces;
     struct tl_error error;
     if (pieces->read != NULL) return NULL;
     struct piece *piece = pieces->piece;
@@ -247,38 +254,40 @@ static struct piece *take_read_piece(struct response *response, uint64_t len_byt
 /* Posts the next piece of the tensor. Returns true when more is to be posted and may be posted now. */
 static bool post_piece(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
-    const struct tl_tensor *tensor = response->offer.tensor;
+    const struct tl_tensor *tensor = sending->offer.tensor;
     bool is_on_device = response_is_on_device(response);
-    uint64_t left_bytes = tl_tensor_size_bytes(tensor) - response->posted_bytes;
+    uint64_t left_bytes = tl_tensor_size_bytes(tensor) - sending->posted_bytes;
     uint64_t len_bytes = tl_min_u64(left_bytes, most_bytes(response));
-    bool is_read_first = is_on_device && response->is_sender_copying;
+    bool is_read_first = is_on_device && sending->is_sender_copying;
     if (is_on_device && !is_read_first && !response_await_fence(response)) return false;
-    const uint8_t *source = is_read_first ? NULL : (const uint8_t *)tl_tensor_data(tensor) + response->posted_bytes;
+    const uint8_t *source = is_read_first ? NULL : (const uint8_t *)tl_tensor_data(tensor) + sending->posted_bytes;
     struct piece *piece =
         is_read_first ? take_read_piece(response, len_bytes) : make_piece(response, source, len_bytes);
     if (piece == NULL) return false;
     if (piece->block != NULL) source = tl_tensor_data(piece->block);
-    const struct tl_region *region = response->is_sender_copying ? piece->pin.region : response->pin.region;
-    uint32_t immediate = response->handle | (response->is_sender_copying ? TL_IMMEDIATE_SENDER_COPYING : 0) |
-                         (response->is_done_wanted ? TL_IMMEDIATE_DONE_FOLLOWS : 0) |
+    const struct tl_region *region = sending->is_sender_copying ? piece->pin.region : sending->pin.region;
+    uint32_t immediate = response->handle | (sending->is_sender_copying ? TL_IMMEDIATE_SENDER_COPYING : 0) |
+                         (sending->is_done_wanted ? TL_IMMEDIATE_DONE_FOLLOWS : 0) |
                          (is_on_device ? TL_IMMEDIATE_ON_DEVICE : 0);
-    response->pieces.out++;
-    conn_post_write(conn, region, source, len_bytes, &response->destination, response->posted_bytes, immediate,
+    sending->pieces.out++;
+    conn_post_write(conn, region, source, len_bytes, &sending->destination, sending->posted_bytes, immediate,
                     &piece->work);
     response_read_piece(response, source, len_bytes);
-    response->posted_bytes += len_bytes;
-    return len_bytes < left_bytes || response->is_done_wanted;
+    sending->posted_bytes += len_bytes;
+    return len_bytes < left_bytes || sending->is_done_wanted;
 }
 
 /* All bytes are posted: sends DONE. The bytes of a file were the tensor's only if the file is unchanged once all of
  * them have been read, so DONE waits for the last piece; its completion queues the response again. */
 static void finish(struct response *response)
 {
-    const struct tl_tensor *tensor = response->offer.tensor;
+    struct response_sending *sending = response->sending;
+    const struct tl_tensor *tensor = sending->offer.tensor;
     struct tl_error error;
-    if (response->may_change) {
-        if (response->pieces.out > 0) return;
+    if (sending->may_change) {
+        if (sending->pieces.out > 0) return;
         if (tl_tensor_check_readable(tensor, 0, tl_tensor_size_bytes(tensor), &error) != TL_OK) {
             response_fail(response, &error);
             return;
@@ -292,12 +301,13 @@ static void finish(struct response *response)
 /* Posts the only or last message. */
 static void post_end(struct response *response)
 {
-    const uint8_t *bytes = response->small.is_used && response->status == NULL ? response_read_inline(response) : NULL;
-    if (response->status != NULL) {
+    struct response_sending *sending = response->sending;
+    const uint8_t *bytes = sending->is_inline && sending->status == NULL ? response_read_inline(response) : NULL;
+    if (sending->status != NULL) {
         post_error(response);
-    } else if (response->small.is_used) {
+    } else if (sending->is_inline) {
         post_inline(response, bytes);
-    } else if (response->mapping.is_used) {
+    } else if (sending->mapping.is_used) {
         post_mapped(response);
     } else {
         post_done(response);
@@ -306,19 +316,20 @@ static void post_end(struct response *response)
 
 bool response_post_next(struct pending_post *pending)
 {
-    struct response *response = TL_CONTAINER_OF(pending, struct response, pending);
+    struct response *response = TL_CONTAINER_OF(pending, struct response_sending, pending)->response;
+    struct response_sending *sending = response->sending;
     switch (response->state) {
     case RESPONSE_PARKED:
-        if (response->is_update_wanted) post_update(response);
+        if (sending->is_update_wanted) post_update(response);
         return false;
     case RESPONSE_WRITING:
-        if (response->posted_bytes < tl_tensor_size_bytes(response->offer.tensor)) return post_piece(response);
-        if (response->is_done_wanted && !response->is_outcome_posted) finish(response);
+        if (sending->posted_bytes < tl_tensor_size_bytes(sending->offer.tensor)) return post_piece(response);
+        if (sending->is_done_wanted && !sending->is_outcome_posted) finish(response);
         return false;
     case RESPONSE_SHOWING:
         return response_post_source(response);
     case RESPONSE_ENDING:
-        if (response->is_outcome_posted) return false;
+        if (sending->is_outcome_posted) return false;
         post_end(response);
         return false;
     default:
@@ -328,5 +339,5 @@ bool response_post_next(struct pending_post *pending)
 
 void response_queue_post(struct response *response)
 {
-    conn_post_when_slot(response->conn, &response->pending);
+    conn_post_when_slot(response->conn, &response->sending->pending);
 }

@@ -38,15 +38,16 @@ bool response_may_show(const struct tl_conn *conn)
  * decides how long it keeps the copy: a tensor that would fill more than half of the pool is written in pieces. */
 static void use_block(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
-    uint64_t size_bytes = tl_tensor_size_bytes(response->offer.tensor);
+    uint64_t size_bytes = tl_tensor_size_bytes(sending->offer.tensor);
     if (response_is_on_device(response)) { /* which is written through its pinned memory, piece by piece */
         response_handle(response, RESPONSE_EVENT_DIFFERS);
         return;
     }
-    response->is_sender_copying = true;
+    sending->is_sender_copying = true;
     bool has_block =
-        conn_block_create_spare(conn, conn->engine->memory, size_bytes, &response->source.block, &response->pin);
+        conn_block_create_spare(conn, conn->engine->memory, size_bytes, &sending->source.block, &sending->pin);
     response_handle(response, has_block ? RESPONSE_EVENT_READY : RESPONSE_EVENT_DIFFERS);
 }
 
@@ -57,8 +58,8 @@ static void registered(struct tl_closure *closure)
     struct response *response = registering->owner;
     bool is_registered = registration->error.code == TL_OK;
     response->conn->ending.held_count--;
-    response->is_registering = false;
-    if (is_registered) response->pin = registration->pin;
+    response->sending->is_registering = false;
+    if (is_registered) response->sending->pin = registration->pin;
     free(registering);
     if (response->conn->ending.is_pair_drained) {
         response_close(response, TL_SERVE_BROKEN);
@@ -71,46 +72,49 @@ static void registered(struct tl_closure *closure)
 
 void response_locate(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
     struct tl_engine *engine = conn->engine;
-    struct tl_tensor *tensor = response->offer.tensor;
+    struct tl_tensor *tensor = sending->offer.tensor;
     bool is_copied = engine->options.is_bounce_forced || tl_tensor_may_change(tensor);
     if (response_may_lend(response)) {
         response_lend(response);
         return;
     }
-    if (!is_copied && tl_memory_pin(engine->memory, tensor, TL_REGION_WRITE, &response->pin)) {
+    if (!is_copied && tl_memory_pin(engine->memory, tensor, TL_REGION_WRITE, &sending->pin)) {
         response_handle(response, RESPONSE_EVENT_READY);
         return;
     }
     if (!is_copied && !conn_is_small(conn, tensor))
-        response->is_registering = conn_register(conn, engine->memory, response, tensor, TL_REGION_WRITE, registered);
-    if (!response->is_registering) use_block(response);
+        sending->is_registering = conn_register(conn, engine->memory, response, tensor, TL_REGION_WRITE, registered);
+    if (!sending->is_registering) use_block(response);
 }
 
 static void exposure_over(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
-    if (!response->source.is_exposed) return;
-    response->source.is_exposed = false;
-    conn->responses.shown_bytes -= tl_tensor_size_bytes(response->offer.tensor);
-    if (response->lend.is_lent) return;
+    if (!sending->source.is_exposed) return;
+    sending->source.is_exposed = false;
+    conn->responses.shown_bytes -= tl_tensor_size_bytes(sending->offer.tensor);
+    if (sending->lend.is_lent) return;
     conn->posts.windows_used--;
     conn_try_next_window(conn);
 }
 
 void response_release_source(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_memory *memory = response->conn->engine->memory;
     exposure_over(response);
     response_end_lending(response);
-    tl_list_remove(&response->window.revoke.place);
-    conn_block_destroy(memory, &response->source.block, &response->pin);
-    tl_memory_unpin(memory, &response->pin);
-    if (response->hash_state != NULL) (void)XXH3_freeState(response->hash_state);
-    response->hash_state = NULL;
-    response->is_sender_copying = false;
-    response->source.seen_bytes = 0;
+    tl_list_remove(&sending->window.revoke.place);
+    conn_block_destroy(memory, &sending->source.block, &sending->pin);
+    tl_memory_unpin(memory, &sending->pin);
+    if (sending->hash_state != NULL) (void)XXH3_freeState(sending->hash_state);
+    sending->hash_state = NULL;
+    sending->is_sender_copying = false;
+    sending->source.seen_bytes = 0;
 }
 
 /* ----------------------------------------------------------------------------------------------------- showing -- */
@@ -118,50 +122,52 @@ void response_release_source(struct response *response)
 /* Copies the next bytes into the block and hashes them. */
 static enum tl_status fill(struct response *response, struct tl_error *ret_error)
 {
-    const struct tl_tensor *tensor = response->offer.tensor;
+    struct response_sending *sending = response->sending;
+    const struct tl_tensor *tensor = sending->offer.tensor;
     uint64_t size_bytes = tl_tensor_size_bytes(tensor);
-    uint64_t offset_bytes = response->source.seen_bytes;
+    uint64_t offset_bytes = sending->source.seen_bytes;
     uint64_t len_bytes = tl_min_u64(size_bytes - offset_bytes, BOUNCE_PIECE_BYTES);
     const uint8_t *source = (const uint8_t *)tl_tensor_data(tensor) + offset_bytes;
     if (!response_has_hash_state(response)) return tl_error_copy(ret_error, &response_out_of_memory);
     enum tl_status status = tl_tensor_check_readable(tensor, offset_bytes, len_bytes, ret_error);
     if (status != TL_OK) return status;
-    if (response->source.block != NULL) {
-        uint8_t *copy = (uint8_t *)tl_tensor_data(response->source.block) + offset_bytes;
+    if (sending->source.block != NULL) {
+        uint8_t *copy = (uint8_t *)tl_tensor_data(sending->source.block) + offset_bytes;
         memcpy(copy, source, (size_t)len_bytes);
         response->conn->engine->stats.bytes_bounced += len_bytes;
         tl_memory_count_bounce(response->conn->engine->memory, len_bytes);
         source = copy;
     }
     response_read_piece(response, source, len_bytes);
-    response->source.seen_bytes += len_bytes;
+    sending->source.seen_bytes += len_bytes;
     /* The bytes of a file were the tensor's only if the file is unchanged once all of them have been read. */
-    if (response->source.seen_bytes < size_bytes) return TL_OK;
+    if (sending->source.seen_bytes < size_bytes) return TL_OK;
     return tl_tensor_check_readable(tensor, 0, size_bytes, ret_error);
 }
 
 /* Lets the peer read. Returns false when there is no window now, or none at all. */
 static bool expose(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
     struct tl_error error;
-    uint64_t size_bytes = tl_tensor_size_bytes(response->offer.tensor);
-    if (response->lend.is_lent) {
-        response->window.exposure.descriptor = response->lend.descriptor;
-        response->source.is_exposed = true;
+    uint64_t size_bytes = tl_tensor_size_bytes(sending->offer.tensor);
+    if (sending->lend.is_lent) {
+        sending->window.exposure.descriptor = sending->lend.descriptor;
+        sending->source.is_exposed = true;
         conn->responses.shown_bytes += size_bytes;
         return true;
     }
-    if (tl_queue_pair_expose_source(conn->pair, response->pin.region, response->pin.address, size_bytes, false,
-                                    &response->window.exposure, &error) == TL_OK) {
-        response->source.is_exposed = true;
+    if (tl_queue_pair_expose_source(conn->pair, sending->pin.region, sending->pin.address, size_bytes, false,
+                                    &sending->window.exposure, &error) == TL_OK) {
+        sending->source.is_exposed = true;
         conn->posts.windows_used++;
         conn->responses.shown_bytes += size_bytes;
         conn_try_next_window(conn);
         return true;
     }
     if (error.code == TL_RESOURCE_EXHAUSTED && conn->posts.windows_used > 0) {
-        tl_list_push_front(&conn->posts.window_queue, &response->pending.place);
+        tl_list_push_front(&conn->posts.window_queue, &sending->pending.place);
     } else {
         response_handle(response, RESPONSE_EVENT_DIFFERS);
         conn_try_next_window(conn); /* others that wait would not be woken by a window of this one */
@@ -179,18 +185,19 @@ static int64_t lease_ns(const struct tl_conn *conn)
 void response_arm_lease(struct response *response)
 {
     struct tl_conn *conn = response->conn;
-    response->source.released_count = conn->responses.released_count;
-    conn_arm(conn, &response->park_timer, lease_ns(conn));
+    response->sending->source.released_count = conn->responses.released_count;
+    conn_arm(conn, &response->sending->park_timer, lease_ns(conn));
 }
 
 bool response_post_source(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
-    const struct tl_offer *offer = &response->offer;
-    bool is_read_here = response->source.block != NULL || response->wants_checksum;
+    const struct tl_offer *offer = &sending->offer;
+    bool is_read_here = sending->source.block != NULL || response->wants_checksum;
     struct tl_error error;
-    if (response->source.is_exposed) return false;
-    if (is_read_here && response->source.seen_bytes < tl_tensor_size_bytes(offer->tensor)) {
+    if (sending->source.is_exposed) return false;
+    if (is_read_here && sending->source.seen_bytes < tl_tensor_size_bytes(offer->tensor)) {
         if (fill(response, &error) == TL_OK) return true;
         response_fail(response, &error);
         return false;
@@ -200,11 +207,11 @@ bool response_post_source(struct response *response)
     struct tl_message *message = conn_compose(conn, TL_MESSAGE_SOURCE, response->handle);
     message->step = offer->step;
     message->is_published = !offer->is_one_shot;
-    message->is_copying = response->source.block != NULL || response->lend.copy != NULL;
+    message->is_copying = sending->source.block != NULL || sending->lend.copy != NULL;
     message->is_on_device = response_is_on_device(response);
     message->has_meta_data = true;
     tl_meta_data_copy(&message->meta_data, tl_tensor_meta_data(offer->tensor));
-    message->destination = response->window.exposure.descriptor;
+    message->destination = sending->window.exposure.descriptor;
     message->has_checksum = response->wants_checksum;
     if (response->wants_checksum) message->checksum = response_checksum(response);
     conn->engine->stats.sources_shown++;
@@ -217,8 +224,8 @@ bool response_post_source(struct response *response)
 
 static void revoke_done(struct tl_work *work, enum tl_status status)
 {
-    struct response *response = TL_CONTAINER_OF(work, struct response, window.revoke_work);
-    response->is_flushed |= status != TL_OK;
+    struct response *response = TL_CONTAINER_OF(work, struct response_sending, window.revoke_work)->response;
+    response->sending->is_flushed |= status != TL_OK;
     if (status != TL_OK) return; /* the peer may read until the queue pair is drained */
     conn_space_freed(response->conn);
     exposure_over(response);
@@ -227,25 +234,26 @@ static void revoke_done(struct tl_work *work, enum tl_status status)
 
 static bool post_revoke(struct pending_post *pending)
 {
-    struct response *response = TL_CONTAINER_OF(pending, struct response, window.revoke);
+    struct response *response = TL_CONTAINER_OF(pending, struct response_sending, window.revoke)->response;
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
-    response->window.revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
-    conn->pair->ops->revoke(conn->pair, &response->window.exposure, &response->window.revoke_work);
+    sending->window.revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
+    conn->pair->ops->revoke(conn->pair, &sending->window.exposure, &sending->window.revoke_work);
     return false;
 }
 
 void response_start_return(struct response *response)
 {
-    if (response->lend.is_lent) { /* the peer has no copy under way */
+    if (response->sending->lend.is_lent) { /* the peer has no copy under way */
         exposure_over(response);
         if (response->state != RESPONSE_STOPPING) response_handle(response, RESPONSE_EVENT_WORK_DONE);
         return;
     }
-    conn_post_when_space(response->conn, &response->window.revoke);
+    conn_post_when_space(response->conn, &response->sending->window.revoke);
 }
 
-void response_source_init(struct response *response)
+void response_source_init(struct response_sending *sending)
 {
-    response->window.revoke.post = post_revoke;
-    tl_list_init(&response->window.revoke.place);
+    sending->window.revoke.post = post_revoke;
+    tl_list_init(&sending->window.revoke.place);
 }

@@ -12,8 +12,9 @@ const struct tl_error response_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .
 
 void response_set_status(struct response *response, const struct tl_error *status)
 {
-    if (response->status != NULL) return;
-    response->status = tl_error_keep(status);
+    struct response_sending *sending = response->sending;
+    if (sending->status != NULL) return;
+    sending->status = tl_error_keep(status);
 }
 
 void response_fail(struct response *response, const struct tl_error *error)
@@ -26,49 +27,43 @@ void response_fail(struct response *response, const struct tl_error *error)
 
 static bool is_all_written(const struct response *response)
 {
-    bool has_bytes = response->offer.tensor != NULL;
-    return has_bytes && response->posted_bytes == tl_tensor_size_bytes(response->offer.tensor) &&
-           (!response->is_done_wanted || response->is_outcome_posted);
+    const struct response_sending *sending = response->sending;
+    bool has_bytes = sending->offer.tensor != NULL;
+    return has_bytes && sending->posted_bytes == tl_tensor_size_bytes(sending->offer.tensor) &&
+           (!sending->is_done_wanted || sending->is_outcome_posted);
 }
 
 static bool is_anything_out(const struct response *response)
 {
-    return response->pieces.out > 0 || response->is_message_out || response->source.is_exposed ||
-           response->is_registering || response->memory_wait != NULL;
+    const struct response_sending *sending = response->sending;
+    return sending->pieces.out > 0 || sending->is_message_out || sending->source.is_exposed ||
+           sending->is_registering || sending->memory_wait != NULL;
 }
 
 /* Something is over: closes the response if that was all. When anything was flushed the queue pair is about to be
  * drained, and open responses end as broken then. */
 static void maybe_over(struct response *response)
 {
-    if (is_anything_out(response) || response->is_flushed) return;
+    if (is_anything_out(response) || response->sending->is_flushed) return;
     if (!is_all_written(response)) return;
     response->conn->engine->stats.tensors_sent++;
     response_close(response, TL_SERVE_RECEIVED);
 }
 
-void response_maybe_stopped(struct response *response)
-{
-    if (is_anything_out(response) || response->is_flushed) return;
-    struct tl_conn *conn = response->conn;
-    uint32_t handle_ = response->handle;
-    response_close(response, is_all_written(response) ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED);
-    response_send_cancelled(conn, handle_);
-}
-
 /* Whether the peer asks for the value over the link, for which it stays reserved. */
 static bool is_for_the_link(const struct response *response)
 {
-    return response->status->code == TL_UNIMPLEMENTED && !response->serve.is_final;
+    return response->sending->status->code == TL_UNIMPLEMENTED && !response->serve.is_final;
 }
 
 static void outcome_posted(struct response *response)
 {
-    if (is_anything_out(response) || !response->is_outcome_posted || response->is_flushed) return;
-    bool is_sent = response->status == NULL;
+    struct response_sending *sending = response->sending;
+    if (is_anything_out(response) || !sending->is_outcome_posted || sending->is_flushed) return;
+    bool is_sent = sending->status == NULL;
     if (is_sent) response->conn->engine->stats.tensors_sent++;
     /* A value that was offered and could not be sent is offered again. */
-    bool is_kept = !is_sent && (response->offer.tensor != NULL || response->is_late);
+    bool is_kept = !is_sent && (sending->offer.tensor != NULL || sending->is_late);
     response_close(response, !is_kept                    ? TL_SERVE_RECEIVED
                              : is_for_the_link(response) ? TL_SERVE_BROKEN
                                                          : TL_SERVE_CANCELLED);
@@ -76,31 +71,51 @@ static void outcome_posted(struct response *response)
 
 static void disarm(struct response *response)
 {
-    tl_timers_disarm(tl_reactor_timers(response->conn->engine->reactor), &response->park_timer);
+    tl_timers_disarm(tl_reactor_timers(response->conn->engine->reactor), &response->sending->park_timer);
+}
+
+/* Closes a response that is not to send anything. */
+static void end_stopped(struct response *response, enum tl_serve_end end)
+{
+    struct tl_conn *conn = response->conn;
+    uint32_t handle_ = response->handle;
+    response_close(response, end);
+    response_send_cancelled(conn, handle_);
+}
+
+void response_maybe_stopped(struct response *response)
+{
+    if (is_anything_out(response) || response->sending->is_flushed) return;
+    end_stopped(response, is_all_written(response) ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED);
 }
 
 static void stop(struct response *response)
 {
-    struct tl_conn *conn = response->conn;
+    struct response_sending *sending = response->sending;
+    if (sending == NULL) {
+        end_stopped(response, TL_SERVE_CANCELLED);
+        return;
+    }
     disarm(response);
-    tl_list_remove(&response->pending.place);
-    conn_try_next_window(conn); /* it may have been woken for a window that it does not take now */
-    conn_cancel_memory_wait(&response->memory_wait);
+    tl_list_remove(&sending->pending.place);
+    conn_try_next_window(response->conn); /* it may have been woken for a window that it does not take now */
+    conn_cancel_memory_wait(&sending->memory_wait);
     response_maybe_stopped(response);
 }
 
 void response_park_timeout(struct tl_timer *timer)
 {
-    response_handle(TL_CONTAINER_OF(timer, struct response, park_timer), RESPONSE_EVENT_LATE);
+    response_handle(TL_CONTAINER_OF(timer, struct response_sending, park_timer)->response, RESPONSE_EVENT_LATE);
 }
 
 static void park(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
-    response->expected_step = response->offer.step;
-    response->is_update_wanted = true;
+    response->expected_step = sending->offer.step;
+    sending->is_update_wanted = true;
     response_queue_post(response);
-    conn_arm(conn, &response->park_timer, conn->engine->options.parked_ns);
+    conn_arm(conn, &sending->park_timer, conn->engine->options.parked_ns);
 }
 
 static void prepare_parked(struct response *response)
@@ -125,8 +140,8 @@ static void hide(struct response *response)
 
 static void hidden(struct response *response)
 {
-    if (response->source.is_exposed) return;
-    response_handle(response, response->source.is_place_known ? RESPONSE_EVENT_READY : RESPONSE_EVENT_DIFFERS);
+    if (response->sending->source.is_exposed) return;
+    response_handle(response, response->sending->source.is_place_known ? RESPONSE_EVENT_READY : RESPONSE_EVENT_DIFFERS);
 }
 
 /* SOURCE has said what META_DATA_UPDATE would. */
@@ -134,20 +149,20 @@ static void park_hidden(struct response *response)
 {
     struct tl_conn *conn = response->conn;
     response_release_source(response);
-    response->expected_step = response->offer.step;
-    conn_arm(conn, &response->park_timer, conn->engine->options.parked_ns);
+    response->expected_step = response->sending->offer.step;
+    conn_arm(conn, &response->sending->park_timer, conn->engine->options.parked_ns);
 }
 
 static void prepare_hidden(struct response *response)
 {
     response_release_source(response);
-    response->expected_step = response->offer.step;
+    response->expected_step = response->sending->offer.step;
     response_prepare(response);
 }
 
 static void stop_showing(struct response *response)
 {
-    if (response->source.is_exposed) response_start_return(response);
+    if (response->sending->source.is_exposed) response_start_return(response);
     stop(response);
 }
 
@@ -158,13 +173,13 @@ static void end_lease(struct response *response)
     struct tl_conn *conn = response->conn;
     struct tl_error reason;
     if (conn->state == CONN_CLOSING) return;
-    if (response->source.released_count != conn->responses.released_count) {
+    if (response->sending->source.released_count != conn->responses.released_count) {
         response_arm_lease(response);
         return;
     }
     tl_error_set(&reason, TL_UNAVAILABLE,
                  "%s has not read %s, whose memory was shown to it, in time (timeouts.stalled)", conn->peer.name,
-                 response->key);
+                 response->serve.key);
     conn->engine->stats.connections_broken++;
     tl_conn_close(conn, &reason);
 }
@@ -173,30 +188,31 @@ static void take_back(struct response *response)
 {
     struct tl_conn *conn = response->conn;
     disarm(response);
-    response->source.is_released = true;
+    response->sending->source.is_released = true;
     conn->responses.released_count++;
     conn->engine->stats.tensors_sent++;
-    conn->engine->stats.bytes_sent += tl_tensor_size_bytes(response->offer.tensor);
+    conn->engine->stats.bytes_sent += tl_tensor_size_bytes(response->sending->offer.tensor);
     response_start_return(response);
 }
 
 static void taken_back(struct response *response)
 {
-    if (!response->source.is_exposed) response_close(response, TL_SERVE_RECEIVED);
+    if (!response->sending->source.is_exposed) response_close(response, TL_SERVE_RECEIVED);
 }
 
 /* The value is not kept for the peer any longer; the peer may ask again. Its RE_REQUEST may be under way. */
 static void give_up(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
     struct tl_error error;
     tl_error_set(&error, TL_UNAVAILABLE, "%s has sent no RE_REQUEST for %s within %lld ms (timeouts.stalled)",
-                 conn->peer.name, response->key, (long long)(conn->engine->options.parked_ns / TL_NS_PER_MS));
+                 conn->peer.name, response->serve.key, (long long)(conn->engine->options.parked_ns / TL_NS_PER_MS));
     response_set_status(response, &error);
     response->serve.is_final = false;
-    response->is_late = true;
-    tl_tensor_put(response->offer.tensor);
-    response->offer.tensor = NULL;
+    sending->is_late = true;
+    tl_tensor_put(sending->offer.tensor);
+    sending->offer.tensor = NULL;
     conn->responses.late_count++;
     response_queue_post(response);
 }
@@ -205,11 +221,12 @@ static void give_up(struct response *response)
  * the peer asks over the link, and gives back the memory that it keeps for this value. */
 static void leave_pool(struct response *response)
 {
+    struct response_sending *sending = response->sending;
     struct tl_error error;
-    if (response->memory_wait == NULL) return;
-    tl_memory_format_wait(response->conn->engine->memory, response->memory_wait->memory_wait.wait.len_bytes, &error);
-    conn_cancel_memory_wait(&response->memory_wait);
-    if (response->memory_wait != NULL) return; /* the memory is on its way */
+    if (sending->memory_wait == NULL) return;
+    tl_memory_format_wait(response->conn->engine->memory, sending->memory_wait->memory_wait.wait.len_bytes, &error);
+    conn_cancel_memory_wait(&sending->memory_wait);
+    if (sending->memory_wait != NULL) return; /* the memory is on its way */
     error.code = TL_UNIMPLEMENTED;
     tl_error_prefix(&error, "its owner must copy it: ");
     response->serve.is_final = false;

@@ -472,7 +472,7 @@ START_TEST(ends_while_it_allocates)
     run_until_state(&ask, REQUEST_PREPARING);
     run_for_a_while();
     ck_assert_int_eq(state_of(&ask), REQUEST_PREPARING);
-    ck_assert_ptr_nonnull(request_of(&ask)->landing.allocation);
+    ck_assert_ptr_nonnull(request_of(&ask)->placement->landing.allocation);
     end_in(way);
     if (way == LOST) cuda->hold(stream, false);
     run_until_done(&ask);
@@ -568,7 +568,7 @@ START_TEST(ends_while_bytes_arrive)
     start("key", 1);
     run_for_a_while();
     ck_assert_int_eq(state_of(&ask), _i % 2 == 1 ? REQUEST_READING : REQUEST_ASKED);
-    ck_assert_ptr_nonnull(request_of(&ask)->landing.piece);
+    ck_assert_ptr_nonnull(request_of(&ask)->placement->landing.piece);
     end_in(way);
     if (way != BROKEN) { /* what is held up comes no more, so that the connection must end */
         run_for_a_while();
@@ -633,7 +633,7 @@ START_TEST(lost_while_bytes_arrive)
         (void)engine_side_round(owner);
         nap();
     }
-    ck_assert_ptr_nonnull(request_of(&ask)->landing.piece);
+    ck_assert_ptr_nonnull(request_of(&ask)->placement->landing.piece);
     cuda->break_device(0, 700);
     cuda->hold(NULL, false);
     expect_failure(TL_FAILED_PRECONDITION, "key: gpu:0 is lost");

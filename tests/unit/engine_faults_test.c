@@ -183,7 +183,7 @@ START_TEST(engine_without_memory)
     engine_pair_init(&engines, &engine_options);
     fault_arm(1);
     ck_assert_int_eq(tl_engine_create(engines.left->reactor, engines.left->memory, &engine_options.engine,
-                                      engines.left->engine->source, engines.left, &engine, &error),
+                                      engines.left->engine->source.ops, engines.left, &engine, &error),
                      TL_RESOURCE_EXHAUSTED);
     ck_assert(fault_was_hit());
     ck_assert_ptr_null(engine);

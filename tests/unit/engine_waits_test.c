@@ -5,7 +5,8 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "dataplane/engine/conn_internal.h"
+#include "dataplane/engine/request_internal.h"
+#include "dataplane/engine/response_internal.h"
 #include "fakes/engine_case.h"
 #include "fakes/run_suite.h"
 
@@ -200,6 +201,46 @@ START_TEST(destinations_of_users)
 }
 END_TEST
 
+/* -------------------------------------------------------------------------------------------------------- size -- */
+
+_Static_assert(sizeof(struct request) <= 136, "a request that waits is small");
+_Static_assert(sizeof(struct response) <= 136, "a response that waits is small");
+
+static unsigned placement_count(void)
+{
+    const struct conn_requests *requests = &asker->conn->requests;
+    unsigned count = 0;
+    for (uint32_t i = 0; i < requests->handle_count; i++)
+        count += requests->handles[i].request != NULL && requests->handles[i].request->placement != NULL;
+    return count;
+}
+
+static unsigned sending_count(void)
+{
+    const struct conn_responses *responses = &owner->conn->responses;
+    unsigned count = 0;
+    for (uint32_t i = 0; i < responses->place_count; i++)
+        for (const struct response *response = responses->by_handle[i]; response != NULL; response = response->next)
+            count += response->sending != NULL;
+    return count;
+}
+
+/* What is needed once a value exists is allocated then, and what has a place has it before. */
+START_TEST(what_waits_is_small)
+{
+    options.engine.is_reading = _i == 1;
+    open_pair();
+    ask_in_vain("unknown");
+    ck_assert_uint_eq(placement_count(), 0);
+    ck_assert_uint_eq(sending_count(), 0);
+    send_all("unknown");
+    ask_with_places();
+    ck_assert_uint_eq(placement_count(), asker->conn->posts.early_windows);
+    ck_assert_uint_eq(sending_count(), asker->conn->posts.early_windows);
+    expect_others_pass();
+}
+END_TEST
+
 /* ----------------------------------------------------------------------------------------------------- handles -- */
 
 /* A peer that takes fewer requests than may wait lets the others wait, and they go when those end. */
@@ -243,6 +284,7 @@ int main(void)
     ADD(suite, a_quarter_of_the_windows_stays_free, 2);
     ADD(suite, windows_for_absent_values_are_bounded, 1);
     ADD(suite, destinations_of_users, 2);
+    ADD(suite, what_waits_is_small, 2);
     ADD(suite, handles_of_requests_that_end_are_used_again, 1);
     return run_suite(suite);
 }

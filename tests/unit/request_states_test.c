@@ -34,6 +34,7 @@ static struct tl_engine engine;
 static struct tl_conn conn;
 static struct tl_fetch fetch;
 static struct request request;
+static struct request_placement placement;
 static struct conn_memory_wait memory_wait;
 static char trace[256]; /* the actions that were called, each followed by a blank */
 static bool is_wait_on_its_way;
@@ -94,8 +95,8 @@ void fake_copy_rest(struct request *request_)
 
 void fake_drop_allocation(struct request *request_)
 {
-    if (request_->landing.allocation != NULL) note("drop_allocation");
-    request_->landing.allocation = NULL;
+    if (request_->placement->landing.allocation != NULL) note("drop_allocation");
+    request_->placement->landing.allocation = NULL;
 }
 
 void fake_release_memory(struct request *request_)
@@ -158,7 +159,9 @@ static void begin_in(enum request_state state)
     conn = (struct tl_conn){.engine = &engine};
     fetch = (struct tl_fetch){.key = "key"};
     memory_wait = (struct conn_memory_wait){.conn = &conn};
-    request = (struct request){.conn = &conn, .fetch = &fetch, .state = state, .timer = {.fire = request_timeout}};
+    placement = (struct request_placement){.request = &request};
+    request = (struct request){
+        .conn = &conn, .fetch = &fetch, .placement = &placement, .state = state, .timer = {.fire = request_timeout}};
     trace[0] = '\0';
     is_wait_on_its_way = false;
 }
@@ -325,7 +328,7 @@ START_TEST(one_that_reads_is_cancelled)
     for (unsigned read_count = 0; read_count < 2; read_count++) {
         begin_in(REQUEST_READING);
         request.is_asked = request.is_reading = request.has_source = true;
-        request.read_count = read_count;
+        placement.read_count = read_count;
         request_handle(&request, REQUEST_EVENT_CANCEL);
         ck_assert_int_eq(request.state, read_count == 0 ? REQUEST_REVOKING : REQUEST_CANCELLING);
         ck_assert_str_eq(trace, read_count == 0 ? "leave_queue tell_given_up start_revoke " : "leave_queue ");
@@ -409,7 +412,7 @@ START_TEST(cancelled_while_it_waits_for_memory)
 {
     for (unsigned is_asked = 0; is_asked < 2; is_asked++) {
         begin_in(REQUEST_PREPARING);
-        request.memory_wait = &memory_wait;
+        placement.memory_wait = &memory_wait;
         request.is_asked = is_asked;
         request_handle(&request, REQUEST_EVENT_CANCEL);
         ck_assert_int_eq(request.state, is_asked ? REQUEST_CANCELLING : REQUEST_REVOKING);
@@ -425,7 +428,7 @@ START_TEST(cancelled_while_a_device_allocates)
     static int stands_for_an_allocation;
     for (unsigned is_asked = 0; is_asked < 2; is_asked++) {
         begin_in(REQUEST_PREPARING);
-        request.landing.allocation = (struct tl_allocation *)&stands_for_an_allocation;
+        placement.landing.allocation = (struct tl_allocation *)&stands_for_an_allocation;
         request.is_asked = is_asked;
         request_handle(&request, REQUEST_EVENT_CANCEL);
         ck_assert_int_eq(request.state, is_asked ? REQUEST_CANCELLING : REQUEST_REVOKING);
@@ -439,11 +442,11 @@ END_TEST
 START_TEST(cancelled_when_memory_is_on_its_way)
 {
     begin_in(REQUEST_PREPARING);
-    request.memory_wait = &memory_wait;
+    placement.memory_wait = &memory_wait;
     is_wait_on_its_way = true;
     request_handle(&request, REQUEST_EVENT_CANCEL);
     ck_assert_int_eq(request.state, REQUEST_PREPARING);
-    request.memory_wait = NULL;
+    placement.memory_wait = NULL;
     request_handle(&request, REQUEST_EVENT_READY);
     ck_assert_int_eq(request.state, REQUEST_REVOKING);
     end();

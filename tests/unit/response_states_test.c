@@ -31,6 +31,7 @@
 static struct tl_engine engine;
 static struct tl_conn conn;
 static struct response response;
+static struct response_sending sending;
 static struct tl_timers timers;
 static struct tl_tensor *tensor;
 static bool is_wait_on_its_way;
@@ -120,7 +121,7 @@ void fake_format_wait(struct tl_memory *memory, uint64_t len_bytes, struct tl_er
 void fake_arm(struct tl_conn *conn_, struct tl_timer *timer, int64_t after_ns)
 {
     (void)conn_;
-    ck_assert_ptr_eq(timer, &response.park_timer);
+    ck_assert_ptr_eq(timer, &sending.park_timer);
     ck_assert_int_eq(after_ns, 1000);
     note("arm");
 }
@@ -144,8 +145,9 @@ static void begin_in(enum response_state state)
     ck_assert_int_eq(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, NULL), TL_OK);
     engine = (struct tl_engine){.options = {.parked_ns = 1000}};
     conn = (struct tl_conn){.engine = &engine};
-    response = (struct response){.conn = &conn, .state = state, .offer = {.tensor = tensor}, .key = "key"};
-    tl_list_init(&response.pending.place);
+    sending = (struct response_sending){.response = &response, .offer = {.tensor = tensor}};
+    response = (struct response){.conn = &conn, .state = state, .sending = &sending, .serve = {.key = "key"}};
+    tl_list_init(&sending.pending.place);
     tl_list_init(&conn.posts.window_queue);
     is_wait_on_its_way = false;
     trace[0] = '\0';
@@ -154,8 +156,8 @@ static void begin_in(enum response_state state)
 
 static void end(void)
 {
-    tl_tensor_put(response.offer.tensor);
-    tl_error_drop(response.status);
+    tl_tensor_put(sending.offer.tensor);
+    tl_error_drop(sending.status);
     tl_timers_fini(&timers);
 }
 
@@ -267,10 +269,10 @@ START_TEST(failure_in_the_middle_is_sent)
 {
     static const struct tl_error error = {.code = TL_DATA_LOSS, .message = "the file has changed"};
     begin_in(RESPONSE_WRITING);
-    response.posted_bytes = 50;
+    sending.posted_bytes = 50;
     response_fail(&response, &error);
     ck_assert_int_eq(response.state, RESPONSE_ENDING);
-    ck_assert_int_eq(response.status->code, TL_DATA_LOSS);
+    ck_assert_int_eq(sending.status->code, TL_DATA_LOSS);
     ck_assert_str_eq(trace, "queue_post ");
     end();
 }
@@ -283,15 +285,15 @@ START_TEST(pool_that_stays_full)
     begin_in(RESPONSE_WRITING);
     is_wait_on_its_way = _i == 1;
     response.serve.is_final = true;
-    response.memory_wait = &wait;
+    sending.memory_wait = &wait;
     response_handle(&response, RESPONSE_EVENT_LATE);
     ck_assert_str_eq(trace, _i == 1 ? "cancel_memory_wait " : "cancel_memory_wait queue_post ");
     ck_assert_int_eq(response.state, _i == 1 ? RESPONSE_WRITING : RESPONSE_ENDING);
     ck_assert(response.serve.is_final == (_i == 1));
     if (_i == 0) {
-        ck_assert_int_eq(response.status->code, TL_UNIMPLEMENTED);
-        ck_assert_str_eq(response.status->message, "its owner must copy it: it waited for 70 bytes");
-        response.is_outcome_posted = true;
+        ck_assert_int_eq(sending.status->code, TL_UNIMPLEMENTED);
+        ck_assert_str_eq(sending.status->message, "its owner must copy it: it waited for 70 bytes");
+        sending.is_outcome_posted = true;
         response_handle(&response, RESPONSE_EVENT_WORK_DONE);
         ck_assert_str_eq(trace, "cancel_memory_wait queue_post close_broken ");
     }
@@ -313,9 +315,20 @@ END_TEST
 START_TEST(all_written_before_it_stops)
 {
     begin_in(RESPONSE_STOPPING);
-    response.posted_bytes = 100;
+    sending.posted_bytes = 100;
     response_handle(&response, RESPONSE_EVENT_WORK_DONE);
     ck_assert_str_eq(trace, "close_received send_cancelled ");
+    end();
+}
+END_TEST
+
+/* One that waits for its value has nothing that must be given back. */
+START_TEST(waiting_is_cancelled)
+{
+    begin_in(RESPONSE_WAITING);
+    response.sending = NULL;
+    response_handle(&response, RESPONSE_EVENT_CANCEL);
+    ck_assert_str_eq(trace, "close_cancelled send_cancelled ");
     end();
 }
 END_TEST
@@ -324,10 +337,10 @@ END_TEST
 START_TEST(shown_source_is_cancelled)
 {
     begin_in(RESPONSE_SHOWING);
-    response.source.is_exposed = true;
+    sending.source.is_exposed = true;
     response_handle(&response, RESPONSE_EVENT_CANCEL);
     ck_assert_str_eq(trace, "start_return cancel_memory_wait ");
-    response.source.is_exposed = false;
+    sending.source.is_exposed = false;
     response_handle(&response, RESPONSE_EVENT_WORK_DONE);
     ck_assert_str_eq(trace, "start_return cancel_memory_wait close_cancelled send_cancelled ");
     end();
@@ -362,10 +375,10 @@ END_TEST
 START_TEST(returned_source_is_written)
 {
     begin_in(RESPONSE_HIDING);
-    response.source.is_exposed = response.source.is_place_known = true;
+    sending.source.is_exposed = sending.source.is_place_known = true;
     response_handle(&response, RESPONSE_EVENT_WORK_DONE);
     ck_assert_str_eq(trace, "");
-    response.source.is_exposed = false;
+    sending.source.is_exposed = false;
     response_handle(&response, RESPONSE_EVENT_WORK_DONE);
     ck_assert_int_eq(response.state, RESPONSE_PREPARING);
     ck_assert_str_eq(trace, "release_source prepare ");
@@ -376,7 +389,7 @@ END_TEST
 START_TEST(outcome_is_posted)
 {
     begin_in(RESPONSE_ENDING);
-    response.is_outcome_posted = true;
+    sending.is_outcome_posted = true;
     response_handle(&response, RESPONSE_EVENT_WORK_DONE);
     ck_assert_str_eq(trace, "close_received ");
     end();
@@ -397,6 +410,7 @@ int main(void)
     tcase_add_loop_test(tcase, pool_that_stays_full, 0, 2);
     tcase_add_test(tcase, failure_while_it_stops);
     tcase_add_test(tcase, all_written_before_it_stops);
+    tcase_add_test(tcase, waiting_is_cancelled);
     tcase_add_test(tcase, shown_source_is_cancelled);
     tcase_add_test(tcase, cancel_passes_a_window_on);
     tcase_add_test(tcase, lease_of_a_peer_that_reads_others);
