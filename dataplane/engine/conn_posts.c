@@ -27,7 +27,7 @@
 /* The most that one post takes in the queue pair: an expose and what it is for. */
 #define SPACE_OF_A_POST 2
 /* How many bytes of writes may pass a batch. */
-#define PASSING_BYTES (64 * 1024)
+#define PASSING_BYTES (128 * 1024)
 /* So many messages, or bytes, of a long pump leave with a doorbell of their own, and the peer works on them while the
  * rest is composed. */
 #define EARLY_MESSAGES 64
@@ -99,16 +99,17 @@ static uint32_t space(const struct tl_conn *conn)
 
 static void ring_doorbell(struct tl_conn *conn)
 {
-    conn->posts.unsent_messages = 0;
+    if (!is_batch_open(conn)) conn->posts.unsent_messages = 0;
     conn->posts.unsent_bytes = 0;
     tl_queue_pair_doorbell(conn->pair);
 }
 
+/* A batch is left open behind large values, of which only so many pass it. */
 static void maybe_send_early(struct tl_conn *conn)
 {
-    if (conn->posts.unsent_messages < EARLY_MESSAGES && conn->posts.unsent_bytes < EARLY_BYTES) return;
-    if (conn->state == CONN_CLOSING) return;
-    conn_post_batch(conn);
+    bool has_many = conn->posts.unsent_messages >= EARLY_MESSAGES;
+    if (conn->state == CONN_CLOSING || (!has_many && conn->posts.unsent_bytes < EARLY_BYTES)) return;
+    if (has_many) conn_post_batch(conn);
     ring_doorbell(conn);
 }
 

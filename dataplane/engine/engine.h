@@ -31,7 +31,7 @@ struct tl_conn;
 
 /* The largest value that travels inside of a message: three of them share a slot. Larger ones take fewer copies when
  * they are written. */
-#define TL_INLINE_BYTES 2048
+#define TL_INLINE_BYTES 2560
 
 /* How many keys of a peer have numbers: a few hundred bytes each, on both sides, of those that are asked for. */
 #define TL_MAX_KEYS 32768

@@ -106,7 +106,7 @@ bool groups_is_end(const struct tl_completion *completion);
 struct groups_taken {
     double seconds;
     uint64_t tensor_count;
-    uint64_t message_count; /* between the workers, both directions */
+    uint64_t message_count; /* and immediates of writes, between the workers, both directions */
     double cpu_seconds;     /* user and system time of this process and the owner */
     uint64_t grpc_count;    /* tensors that came over gRPC */
 };

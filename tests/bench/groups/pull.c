@@ -77,6 +77,8 @@ static void take(const struct command *command, const struct tl_completion *comp
     groups_check(completion->status.code, intake->keys[index], &completion->status);
     taken->tensor_count++;
     taken->grpc_count += completion->path == TL_PATH_GRPC;
+    /* A value that was written had an immediate, which is no message of its own. */
+    taken->message_count += completion->path == TL_PATH_ZERO_COPY || completion->path == TL_PATH_BOUNCE;
     if (command->is_into_views)
         tl_tensor_put(completion->tensor);
     else
@@ -144,7 +146,7 @@ static void run(struct client *client, const struct command *command)
     for (uint64_t i = 0; i < command->count; i++)
         repeat(client, command, &taken);
     taken.cpu_seconds = groups_cpu_seconds(client->owner_pid) - cpu_seconds;
-    taken.message_count = groups_message_count(client->worker) - messages;
+    taken.message_count += groups_message_count(client->worker) - messages;
     check_contents(command);
     groups_print(&taken);
 }

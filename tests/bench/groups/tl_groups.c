@@ -16,11 +16,12 @@
  *     WORKLOAD published|sent library|views COUNT
  *
  * that is answered with one line of numbers: the seconds that it took, the tensors that came, the messages between the
- * workers in both directions, the processor time of both processes, and how many tensors came over gRPC. WORKLOAD is
- * received COUNT times, all of its tensors at once, into memory of the library or into views of one buffer of the
- * program's. "absent" is 4096 with a last key that does not exist: the time ends when all others are there. For
- * "wide-deep" COUNT is the steps of each worker, and the words between mean nothing. For "subscription" WORKLOAD is the
- * bytes of a value, and many means a subscription; its time is the sum of those of all values (subscription.c).
+ * workers in both directions (with the immediates of values that were written, not for "wide-deep"), the processor time
+ * of both processes, and how many tensors came over gRPC. WORKLOAD is received COUNT times, all of its tensors at once,
+ * into memory of the library or into views of one buffer of the program's. "absent" is 4096 with a last key that does
+ * not exist: the time ends when all others are there. For "wide-deep" COUNT is the steps of each worker, and the words
+ * between mean nothing. For "subscription" WORKLOAD is the bytes of a value, and many means a subscription; its time is
+ * the sum of those of all values (subscription.c).
  *
  * What was received last is compared with what was sent, outside of the time. Anything that fails ends the process with
  * a line on stderr and exit code 1: a benchmark that went wrong has no number.
