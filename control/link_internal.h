@@ -50,7 +50,7 @@ struct link_stall {
     int64_t since_ns;    /* progress was made then or later */
 };
 
-#define LINK_PRIORITIES 4
+#define LINK_PRIORITIES (1 + TL_MAX_PRIORITY)
 
 /* Serves in the order in which they are sent: the greater priority first, and then as they came. */
 struct link_queue {

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "tensor/transfer.h"
 
 #define MAX_VARINT_BYTES 10
 
@@ -25,7 +26,6 @@ enum request_flag {
     REQUEST_SUBSCRIPTION = 128, /* a difference of the subscription follows; else there is none */
     REQUEST_ALL_FLAGS = 0xff,   /* and no other bit */
 };
-#define MAX_PRIORITY 3
 
 enum chunk_flag {
     CHUNK_OFFSET = 1,     /* the offset follows; else it is 0 */
@@ -65,7 +65,7 @@ void tl_pack_request(struct tl_packer *packer, const Tensorlane__V1__Request *re
 {
     bool has_step = request->step != packer->last.step;
     bool resumes = request->publication != 0 || request->resume_offset != 0;
-    TL_CHECK(request->priority <= MAX_PRIORITY);
+    TL_CHECK(request->priority <= TL_MAX_PRIORITY);
     unsigned flags = (key->text != NULL ? REQUEST_TEXT : 0) | (key->text != NULL && key->is_kept ? REQUEST_KEPT : 0) |
                      (has_step ? REQUEST_STEP : 0) | (request->wants_checksum ? REQUEST_CHECKSUM : 0) |
                      (resumes ? REQUEST_RESUMES : 0) | request->priority * REQUEST_PRIORITY |
@@ -180,7 +180,7 @@ static bool take_request(struct tl_unpacker *unpacker, Tensorlane__V1__Request *
     ret_request->number = unpacker->last.number;
     ret_request->step = unpacker->last.step;
     ret_request->wants_checksum = (flags & REQUEST_CHECKSUM) != 0;
-    ret_request->priority = (uint32_t)(flags / REQUEST_PRIORITY) & MAX_PRIORITY;
+    ret_request->priority = (uint32_t)(flags / REQUEST_PRIORITY) & TL_MAX_PRIORITY;
     if ((flags & REQUEST_RESUMES) == 0) return true;
     return take_fixed(unpacker, &ret_request->publication) && take_varint(unpacker, &ret_request->resume_offset);
 }

@@ -24,6 +24,7 @@
 
 #define TL_MAX_NAME_BYTES 300 /* "/job:J/task:N" with its NUL */
 #define TL_MAX_ADDRESS_BYTES 320
+#define TL_MAX_PRIORITY 3
 
 /* The other side of a call, and how its identity is known. */
 enum tl_identity_source {
@@ -124,8 +125,8 @@ struct tl_fetch {
     uint32_t asked_order;  /* in which order a data connection has asked for a subscription's values, modulo 2^32; 0: it
                               has not asked for this one; atomic (tl_fetch_asked) */
     enum tl_path path : 8; /* how the bytes travelled; in done with TL_OK */
-    uint8_t priority;      /* 0..3: of what is ready for one peer the owner sends the greater first */
-    bool is_begun;         /* a value was given for it, and arrives; atomic (tl_fetch_begun) */
+    uint8_t priority; /* at most TL_MAX_PRIORITY: of what is ready for one peer the owner sends the greater first */
+    bool is_begun;    /* a value was given for it, and arrives; atomic (tl_fetch_begun) */
     bool wants_checksum : 1;
     bool is_for_device : 1; /* the destination lies on a device, or will */
     bool may_map : 1;       /* the destination may be a mapping, read-only; the caller then gives none of its own */

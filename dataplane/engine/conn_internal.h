@@ -17,8 +17,8 @@
  * request_memory.c and response_memory.c count ending.held_count down when their registrations come back.
  *
  * Five things are scarce, and each has a queue. Posts wait for slots at the peer and for space in the queue pair
- * (posts.slot_queue, posts.space_queue). Requests and responses wait for windows (posts.window_queue). Requests that
- * read wait until one of the reads that are posted is over (posts.reads.queue). Fetches wait for handles
+ * (posts.slot_queues, posts.space_queue). Requests and responses wait for windows (posts.window_queue). Requests that
+ * read wait until one of the reads that are posted is over (posts.reads.queues). Fetches wait for handles
  * (requests.waiting), of which the peer gives out more than may wait for their values. Requests and responses wait for
  * memory of a pool (struct conn_memory_wait).
  */
@@ -82,9 +82,14 @@ struct tl_engine {
 
 /* ------------------------------------------------------------------------------------------- posts and credits -- */
 
+/* Of what waits for the same, that of rank 0 goes first: everything but values. Values have ranks by their priority. */
+#define POST_RANKS (1 + TL_MAX_PRIORITY)
+#define VALUE_RANK(priority) (TL_MAX_PRIORITY - (priority))
+
 /* Something that waits to post one message or one write. */
 struct pending_post {
     struct tl_list place; /* in one of the lists of struct conn_posts */
+    uint8_t rank;
     /* Posts at most one message or write, and at most one expose before it. Returns true when it wants to post again
      * and is to be queued for that; false when it does not, or has queued itself. */
     bool (*post)(struct pending_post *pending);
@@ -107,15 +112,16 @@ struct conn_read {
 /* Reads of the peer's memory. A card holds back messages that are posted behind one read too many, so that no more are
  * posted than it carries out at a time. */
 struct conn_reads {
-    struct tl_list queue; /* struct pending_post of requests: each posts one read in its turn */
+    struct tl_list queues[POST_RANKS]; /* struct pending_post of requests: each posts one read in its turn */
     uint32_t posted_count;
     struct conn_read entries[MAX_READS];
 };
 
 /* What waits to be posted, and the pump that posts it at the end of a round. */
 struct conn_posts {
-    struct tl_list slot_queue;   /* struct pending_post: these need a slot at the peer, and space in the queue pair */
-    struct tl_list space_queue;  /* struct pending_post: these need space in the queue pair only */
+    struct tl_list slot_queues[POST_RANKS]; /* struct pending_post: these need a slot at the peer, and space in the
+                                               queue pair */
+    struct tl_list space_queue;             /* struct pending_post: these need space in the queue pair only */
     struct tl_list window_queue; /* struct pending_post: these need a window of another request or response */
     uint64_t windows_used;       /* windows that requests and responses have now */
     uint64_t early_windows;      /* those of them that requests have got before the peer has said that a value exists */

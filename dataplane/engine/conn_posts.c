@@ -12,6 +12,9 @@
  * more than a piece of each. A long pump rings the doorbell every now and then, so that both sides work at the same
  * time.
  *
+ * Priorities: the queues of ranks are run one after the other, so that a value waits while there are posts of a lesser
+ * rank.
+ *
  * Credits: a batch or a write with an immediate uses one slot at the peer. Slots come back in two ways: every batch
  * says how many slots its sender has consumed, and an answer to a request shows that everything up to the batch of that
  * request was consumed. So a request and its write need no further message. The last slot is kept for a CREDIT that
@@ -45,7 +48,7 @@ void conn_pump_later(struct tl_conn *conn)
 void conn_post_when_slot(struct tl_conn *conn, struct pending_post *pending)
 {
     if (conn->state == CONN_CLOSING || tl_list_is_linked(&pending->place)) return;
-    tl_list_push_back(&conn->posts.slot_queue, &pending->place);
+    tl_list_push_back(&conn->posts.slot_queues[pending->rank], &pending->place);
     conn_pump_later(conn);
 }
 
@@ -56,17 +59,24 @@ void conn_post_when_space(struct tl_conn *conn, struct pending_post *pending)
     conn_pump_later(conn);
 }
 
+static bool are_empty(const struct tl_list *queues)
+{
+    for (unsigned rank = 0; rank < POST_RANKS; rank++)
+        if (!tl_list_is_empty(&queues[rank])) return false;
+    return true;
+}
+
 void conn_space_freed(struct tl_conn *conn)
 {
-    if (!tl_list_is_empty(&conn->posts.slot_queue) || !tl_list_is_empty(&conn->posts.space_queue) ||
-        !tl_list_is_empty(&conn->posts.reads.queue))
+    const struct conn_posts *posts = &conn->posts;
+    if (!are_empty(posts->slot_queues) || !tl_list_is_empty(&posts->space_queue) || !are_empty(posts->reads.queues))
         conn_pump_later(conn);
 }
 
 void conn_post_when_readable(struct tl_conn *conn, struct pending_post *pending)
 {
     if (conn->state == CONN_CLOSING || tl_list_is_linked(&pending->place)) return;
-    tl_list_push_back(&conn->posts.reads.queue, &pending->place);
+    tl_list_push_back(&conn->posts.reads.queues[pending->rank], &pending->place);
     conn_pump_later(conn);
 }
 
@@ -124,10 +134,9 @@ static void run_queue(struct tl_conn *conn, struct tl_list *queue, bool needs_cr
     }
 }
 
-/* Requests post one read each in turn, so that a large tensor does not hold up small ones. */
-static void run_reads(struct tl_conn *conn)
+/* Requests of one rank post one read each in turn, so that a large tensor does not hold up small ones. */
+static void run_reads(struct tl_conn *conn, struct tl_list *queue)
 {
-    struct tl_list *queue = &conn->posts.reads.queue;
     while (!tl_list_is_empty(queue) && conn->posts.reads.posted_count < conn_read_depth(conn) &&
            space(conn) >= SPACE_OF_A_POST && conn->state != CONN_CLOSING) {
         struct pending_post *pending = TL_CONTAINER_OF(tl_list_pop_front(queue), struct pending_post, place);
@@ -170,11 +179,13 @@ static void pump(struct tl_closure *closure)
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
         maybe_complete(conn); /* the worker may ask for more, which this doorbell posts as well */
         if (!tl_list_is_empty(&conn->requests.waiting)) requests_begin(conn);
-        if (!tl_list_is_empty(&posts->space_queue)) run_queue(conn, &posts->space_queue, false);
-        if (!tl_list_is_empty(&posts->slot_queue)) run_queue(conn, &posts->slot_queue, true);
+        run_queue(conn, &posts->space_queue, false);
+        for (unsigned rank = 0; rank < POST_RANKS; rank++)
+            run_queue(conn, &posts->slot_queues[rank], true);
         maybe_post_credits(conn);
         conn_post_batch(conn);
-        if (!tl_list_is_empty(&conn->posts.reads.queue)) run_reads(conn);
+        for (unsigned rank = 0; rank < POST_RANKS; rank++)
+            run_reads(conn, &posts->reads.queues[rank]);
         if (conn->state != CONN_CLOSING) ring_doorbell(conn);
     }
     /* What was queued so far is posted, or waits for something. What is queued from here on needs another pump. */
@@ -267,11 +278,13 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
 void conn_posts_init(struct tl_conn *conn)
 {
     struct conn_posts *posts = &conn->posts;
-    tl_list_init(&posts->slot_queue);
+    for (unsigned rank = 0; rank < POST_RANKS; rank++) {
+        tl_list_init(&posts->slot_queues[rank]);
+        tl_list_init(&posts->reads.queues[rank]);
+    }
     tl_list_init(&posts->space_queue);
     tl_list_init(&posts->window_queue);
     tl_list_init(&posts->pump_closure.link);
-    tl_list_init(&conn->posts.reads.queue);
     posts->pump_closure.run = pump;
     posts->space_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = space_done};
 }

@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "tensor/transfer.h"
 
 #define HEAD_BYTES 8
 #define STATUS_BYTES 6 /* how long an ERROR_STATUS is before its text */
@@ -146,24 +147,32 @@ static uint8_t *put_meta_data(uint8_t *at, const struct tl_meta_data *meta_data)
     return put_number(at, meta_data->size_bytes);
 }
 
+/* A key begins with a number: its form in these bits, then the priority in as many, then the rest. */
 #define KEY_FORM_BITS 2
+_Static_assert(TL_MAX_PRIORITY < 1 << KEY_FORM_BITS, "a priority does not fit");
 
 static inline bool has_text(const struct tl_message *message)
 {
     return message->key_form == TL_KEY_TEXT || message->key_form == TL_KEY_NEW;
 }
 
+static uint8_t *put_key_head(uint8_t *at, const struct tl_message *message, uint64_t rest)
+{
+    unsigned low = (unsigned)message->priority << KEY_FORM_BITS | (unsigned)message->key_form;
+    return put_number(at, rest << 2 * KEY_FORM_BITS | low);
+}
+
 static uint8_t *put_key(uint8_t *at, const struct tl_message *message)
 {
-    unsigned form = (unsigned)message->key_form;
-    if (!has_text(message)) return put_number(at, (uint64_t)message->key_number << KEY_FORM_BITS | form);
+    TL_CHECK(message->priority <= TL_MAX_PRIORITY);
+    if (!has_text(message)) return put_key_head(at, message, message->key_number);
     size_t key_bytes = strlen(message->key);
     TL_CHECK(key_bytes <= KEY_MAX_BYTES);
     if (message->key_form == TL_KEY_NEW) {
-        at = put_number(at, (uint64_t)message->key_number << KEY_FORM_BITS | form);
+        at = put_key_head(at, message, message->key_number);
         at = put_number(at, key_bytes);
     } else {
-        at = put_number(at, (uint64_t)key_bytes << KEY_FORM_BITS | form);
+        at = put_key_head(at, message, key_bytes);
     }
     return put_bytes(at, message->key, key_bytes);
 }
@@ -380,7 +389,8 @@ static enum tl_status take_key(struct reader *reader, struct tl_message *message
     uint64_t field;
     if (!take_number(reader, &field)) return bad_number(ret_error);
     message->key_form = (enum tl_key_form)(field & ((1u << KEY_FORM_BITS) - 1));
-    field >>= KEY_FORM_BITS;
+    message->priority = (uint8_t)(field >> KEY_FORM_BITS & TL_MAX_PRIORITY);
+    field >>= 2 * KEY_FORM_BITS;
     if (message->key_form != TL_KEY_TEXT && field > UINT32_MAX)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a key with the number %" PRIu64, field);
     message->key_number = message->key_form == TL_KEY_TEXT ? 0 : (uint32_t)field;

@@ -83,6 +83,7 @@ struct tl_message {
     const char *text;          /* ERROR_STATUS; after decoding it is text_capacity */
     enum tl_key_form key_form; /* REQUEST */
     uint32_t key_number;       /* REQUEST, unless the form is TL_KEY_TEXT */
+    uint8_t priority;          /* REQUEST: 0 to TL_MAX_PRIORITY */
     const char *key;           /* REQUEST; after decoding it is text_capacity, or NULL where there is only a number */
     size_t key_bytes;          /* REQUEST; set by decoding */
     const uint8_t *data; /* DONE, inline: as many bytes as the meta-data says; after decoding, a part of the message */

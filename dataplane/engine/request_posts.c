@@ -102,6 +102,7 @@ static struct tl_message *compose_request(struct request *request)
     message->may_map = request->mapping.is_allowed;
     message->is_reading = request->is_reading;
     message->is_remote = fetch->is_for_device;
+    message->priority = fetch->priority;
     const struct tl_meta_data *wanted = fetch->ops->wanted != NULL ? fetch->ops->wanted(fetch) : NULL;
     message->is_fixed = wanted != NULL;
     const struct tl_meta_data *expected = request->has_meta_data ? &request->placement->expected.meta_data : wanted;
@@ -144,6 +145,7 @@ static bool post_next(struct pending_post *pending)
 
 void request_queue_post(struct request *request)
 {
+    request->pending.rank = 0;
     conn_post_when_slot(request->conn, &request->pending);
 }
 

@@ -45,6 +45,7 @@ void request_queue_read(struct request *request)
     if (request_is_imported(request)) {
         request_copy_source(request);
     } else {
+        request->pending.rank = VALUE_RANK(request->fetch->priority);
         conn_post_when_readable(request->conn, &request->pending);
     }
 }

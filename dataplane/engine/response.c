@@ -73,6 +73,7 @@ static bool has_sending(struct response *response)
     if (sending == NULL) return false;
     sending->response = response;
     sending->pending.post = response_post_next;
+    sending->pending.rank = VALUE_RANK(response->priority);
     sending->park_timer.fire = response_park_timeout;
     tl_list_init(&sending->pending.place);
     response_source_init(sending);
@@ -236,6 +237,7 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
     response->conn = conn;
     response->handle = message->handle;
     response->state = RESPONSE_WAITING;
+    response->priority = message->priority;
     response->wants_checksum = message->has_checksum;
     response->may_map = message->may_map;
     response->is_receiver_copying = message->is_copying;
@@ -359,7 +361,7 @@ void responses_break(struct tl_conn *conn)
             end_broken(response);
         }
     }
-    TL_LIST_FOREACH_SAFE(&conn->posts.slot_queue, place)
+    TL_LIST_FOREACH_SAFE(&conn->posts.slot_queues[0], place) /* notices are no values */
     {
         struct pending_post *pending = TL_CONTAINER_OF(place, struct pending_post, place);
         if (pending->post != take_notice) continue;

@@ -157,6 +157,7 @@ struct response {
     struct response *next; /* in its list of responses.by_handle */
     uint32_t handle;
     enum response_state state : 8;
+    uint8_t priority;
     bool is_refused; /* the source was never asked */
     bool wants_checksum;
     bool may_map;             /* the peer may get the file instead of the bytes */

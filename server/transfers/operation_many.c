@@ -9,8 +9,6 @@
 #include "base/struct_version.h"
 #include "server/transfers/operation_group.h"
 
-#define MAX_PRIORITY 3
-
 /* Says which item it is about. */
 static enum tl_status name_item(size_t place, enum tl_status status, struct tl_error *ret_error)
 {
@@ -82,9 +80,9 @@ static enum tl_status check_receives(struct tl_worker *worker, tl_peer_id peer,
     for (size_t i = 0; status == TL_OK && i < call->count; i++) {
         status = read_recv_item(call, i, &item, ret_error);
         if (status == TL_OK) status = op_check_key(item.key, ret_error);
-        if (status == TL_OK && item.priority > MAX_PRIORITY)
+        if (status == TL_OK && item.priority > TL_MAX_PRIORITY)
             status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the priority of %.64s is %u; it is 0 to %d",
-                                  item.key, item.priority, MAX_PRIORITY);
+                                  item.key, item.priority, TL_MAX_PRIORITY);
         if (status != TL_OK) return name_item(i, status, ret_error);
         *ret_keys_bytes += strlen(item.key) + 1;
     }

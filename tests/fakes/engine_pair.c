@@ -317,6 +317,7 @@ void engine_ask_start(struct engine_side *side, struct engine_ask *ask, const ch
         ask->fetch.wants_checksum = ask->wants_checksum;
         ask->fetch.may_map = ask->may_map;
         ask->fetch.subscription = ask->subscription;
+        ask->fetch.priority = ask->priority;
         struct tl_device device = ask->destination != NULL ? tl_tensor_device(ask->destination) : ask->device;
         ask->fetch.is_for_device = device.kind != TL_DEVICE_HOST;
     }

@@ -124,6 +124,7 @@ struct engine_ask {
     bool may_map;
     bool is_without_memory; /* No destination can be made. */
     uint64_t subscription;  /* 0: none. */
+    uint8_t priority;
     bool is_open;
     unsigned place_count;
     unsigned done_count;

@@ -58,7 +58,7 @@ static void expect_same(const struct tl_message *a, const struct tl_message *b)
     TL_CHECK(tl_meta_data_is_equal(&a->meta_data, &b->meta_data));
     TL_CHECK(a->destination.len_bytes == b->destination.len_bytes);
     TL_CHECK(memcmp(a->destination.bytes, b->destination.bytes, a->destination.len_bytes) == 0);
-    TL_CHECK(a->key_form == b->key_form && a->key_number == b->key_number);
+    TL_CHECK(a->key_form == b->key_form && a->key_number == b->key_number && a->priority == b->priority);
     expect_same_text(a->key, b->key);
     expect_same_text(a->text, b->text);
 }

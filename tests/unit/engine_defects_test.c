@@ -219,9 +219,9 @@ START_TEST(v06_key_length_that_lies)
     for (unsigned i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
         memset(bytes, 'k', sizeof(bytes));
         uint32_t len_bytes = tl_message_encode(&message, bytes);
-        ck_assert_uint_eq(bytes[KEY_LENGTH], 3 << 2 | TL_KEY_TEXT);
+        ck_assert_uint_eq(bytes[KEY_LENGTH], 3 << 4 | TL_KEY_TEXT);
         uint8_t *at = bytes + KEY_LENGTH;
-        for (uint32_t lie = lies[i] << 2; lie > 0; lie >>= 7)
+        for (uint32_t lie = lies[i] << 4; lie > 0; lie >>= 7)
             *at++ = (uint8_t)(lie | (lie >= 0x80 ? 0x80 : 0));
         ck_assert_int_eq(tl_message_decode(bytes, len_bytes, &decoded.message, NULL), TL_INVALID_ARGUMENT);
         ck_assert_mem_eq(decoded.behind, untouched, sizeof(untouched));

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "fakes/run_suite.h"
+#include "tensor/transfer.h"
 
 static uint8_t buffer[TL_SLOT_BYTES];
 static struct tl_message message;
@@ -118,6 +119,7 @@ static void expect_same_body(void)
         ck_assert_uint_eq(decoded.subscription, message.subscription);
         ck_assert_int_eq(decoded.key_form, message.key_form);
         ck_assert_uint_eq(decoded.key_number, message.key_number);
+        ck_assert_uint_eq(decoded.priority, message.priority);
         bool has_text = message.key_form == TL_KEY_TEXT || message.key_form == TL_KEY_NEW;
         ck_assert_ptr_eq(decoded.key, has_text ? decoded.text_capacity : NULL);
         if (has_text) ck_assert_str_eq(decoded.key, message.key);
@@ -360,7 +362,7 @@ START_TEST(keys)
     message.number = message.step = message.expected_step = 1;
     message.subscription = 0;
     uint32_t len_bytes = encode();
-    ck_assert_uint_eq(buffer[KEY_PLACE], 3 << 2);
+    ck_assert_uint_eq(buffer[KEY_PLACE], 3 << 4);
     buffer[KEY_PLACE + 2] = '\0';
     expect_refused(len_bytes);
     encode();
@@ -378,19 +380,20 @@ START_TEST(numbered_keys)
             compose(TL_MESSAGE_REQUEST);
             message.key_form = (enum tl_key_form)form;
             message.key_number = key_numbers[i];
+            message.priority = (uint8_t)(i % (1 + TL_MAX_PRIORITY));
             message.has_meta_data = form != TL_KEY_AS_BEFORE;
             expect_round_trip();
         }
     }
     message.has_meta_data = true;
     expect_refused(encode());
-    /* A number of 33 bits, which has five bytes as the greatest one has. */
+    /* A number of 33 bits, which has six bytes as the greatest one has. */
     message.has_meta_data = false;
     message.number = message.step = message.expected_step = 1;
     message.subscription = 0;
     uint32_t len_bytes = encode();
-    ck_assert_uint_eq(buffer[KEY_PLACE + 4], 0x3f);
-    buffer[KEY_PLACE + 4] = 0x40;
+    ck_assert_uint_eq(buffer[KEY_PLACE + 5], 1);
+    buffer[KEY_PLACE + 5] = 2;
     expect_refused(len_bytes);
 }
 END_TEST
