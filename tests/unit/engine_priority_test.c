@@ -87,7 +87,7 @@ START_TEST(greater_priority_passes)
 }
 END_TEST
 
-/* Of one priority all travel piece by piece in turn, so that the last one ends last. */
+/* Of one priority each sends a piece after the other, so that the last one ends last. */
 START_TEST(same_priority_passes_none)
 {
     open_with_many(_i == 1);
