@@ -91,7 +91,8 @@ struct op_send {
     const char *key;
     uint64_t step;
     uint64_t bytes;
-    bool is_released; /* no transport reads the memory any more */
+    bool is_released;  /* no transport reads the memory any more */
+    bool is_discarded; /* it was never submitted */
 };
 
 /* What only a receive from this worker itself or for a device needs. */

@@ -104,7 +104,7 @@ static void alias_released(void *data, void *context)
     (void)data;
     struct tl_op *op = context;
     struct tl_worker *worker = op_worker(op);
-    if (op->state == OP_COMPLETE) return; /* it was discarded */
+    if (op->send.is_discarded) return;
     tl_worker_enter(worker);
     tl_progress_post(&worker->progress, &op->send.released_closure);
     tl_worker_leave(worker);
@@ -191,5 +191,6 @@ enum tl_status tl_op_send_init(struct tl_op *op, const char *key, uint64_t step,
 void tl_op_send_discard(struct tl_op *op)
 {
     op->state = OP_COMPLETE;
+    op->send.is_discarded = true;
     put_alias(op);
 }
