@@ -33,7 +33,7 @@ MEDIUM_BYTES = 1 << 18
 # The other host lets this cluster's /job:ps/task:0 lock less memory than it needs.
 LIMITED = {"cluster": {"ps": ["10.8.0.2:4001"], "worker": ["10.8.0.1:4001"]}, "protocol": "grpc+verbs",
            "rdma": "require"}
-SOON_SEC = 10  # 5 on an idle machine
+SOON_SEC = 5
 
 
 def cluster(rdma):

@@ -14,9 +14,8 @@ import transports
 import workers
 
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
-# A fault must be named so soon after it has begun, or after the workers have started: within 5 s on an idle machine;
-# the emulated processors of a loaded one take longer.
-SOON_SEC = 10
+# A fault must be named so soon after it has begun, or after the workers have started.
+SOON_SEC = 5
 BLOCK = "pref", "1", "ipproto", "udp", "dport", "4791", "blackhole"
 # The total length in the header of IP: 1,408 to 2,047 bytes in two parts, 2,048 to 4,095, 4,096 to 8,191.
 LARGE = ("0x0580 0xff80", "0x0600 0xfe00", "0x0800 0xf800", "0x1000 0xf000")
