@@ -82,9 +82,10 @@ struct tl_engine {
 
 /* ------------------------------------------------------------------------------------------- posts and credits -- */
 
-/* Of what waits for the same, that of rank 0 goes first: everything but values. Values have ranks by their priority. */
-#define POST_RANKS (1 + TL_MAX_PRIORITY)
-#define VALUE_RANK(priority) (TL_MAX_PRIORITY - (priority))
+/* Posts that wait for the same thing leave in the order of their ranks. Everything but values has rank 0; the rank of a
+ * value follows from its priority. */
+#define VALUE_RANK(priority) (1 + TL_MAX_PRIORITY - (priority))
+#define POST_RANKS (1 + VALUE_RANK(0))
 
 /* Something that waits to post one message or one write. */
 struct pending_post {
