@@ -28,9 +28,6 @@
 #include <pthread.h>
 
 #define HASH_NONFATAL_OOM 1
-/* A look-up visits 1.5 entries on average and rarely more than 5, which are seldom in a cache; the buckets take some 40
- * bytes for each of 10^6 entries. */
-#define HASH_BKT_CAPACITY_THRESH 6
 #include <uthash.h>
 
 #include "base/spares.h"
