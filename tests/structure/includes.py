@@ -14,12 +14,13 @@ FOLDERS = {
     "base": [],
     "tensor": ["base"],
     "config": ["base"],
-    "control": ["base", "tensor", "proto"],
+    "security": ["base"],
+    "control": ["base", "tensor", "security", "proto"],
     "dataplane": ["base", "tensor"],
-    "server": ["base", "tensor", "config", "control", "dataplane"],
+    "server": ["base", "tensor", "config", "security", "control", "dataplane"],
     "include": [],
     "examples": [],
-    "tests": ["base", "tensor", "config", "control", "dataplane", "server", "proto", "fakes", "fuzz"],
+    "tests": ["base", "tensor", "config", "security", "control", "dataplane", "server", "proto", "fakes", "fuzz"],
 }
 
 # For each subfolder, the parts of its own top-level folder that it may include besides itself. "dataplane" and "server"
@@ -42,6 +43,7 @@ FOREIGN = {
     "grpc/*": ["control/*", "tests/*"],
     "grpc++/*": ["tests/bench/*"],
     "grpcpp/*": ["tests/bench/*"],
+    "openssl/*": ["security/*", "tests/*"],
     "protobuf-c/*": ["control/*", "tests/*"],
     "google/protobuf*": ["tests/bench/*"],
     "infiniband/*": ["dataplane/verbs/*", "tests/rdma_vm/*"],
@@ -115,6 +117,8 @@ FORBIDDEN = [
     ("dataplane/verbs/verbs_pair.c", '"', "dataplane/memory/memory.h"),
     ("dataplane/reactor.h", '"', "dataplane/engine/engine.h"),
     ("server/rendezvous/rendezvous.c", '"', "server/worker_internal.h"),
+    ("security/tls_context.c", '"', "config/config.h"), ("control/tls.c", "<", "openssl/ssl.h"),
+    ("config/config.c", '"', "security/certificate_name.h"),
 ]
 ALLOWED = [
     ("base/text.c", '"', "base/text.h"), ("control/stream.c", "<", "grpc/grpc.h"), ("base/error.c", "<", "string.h"),
@@ -122,6 +126,7 @@ ALLOWED = [
     ("dataplane/engine/conn.c", '"', "dataplane/provider.h"), ("server/peers/peer.c", '"', "server/worker_internal.h"),
     ("dataplane/verbs/verbs_queue.c", "<", "infiniband/verbs.h"), ("server/cli/json.c", "<", "jansson.h"),
     ("tensor/cuda_copy.c", '"', "tensor/cuda_internal.h"), ("server/worker.c", '"', "tensor/device.h"),
+    ("security/tls_context.c", "<", "openssl/ssl.h"), ("control/tls.c", '"', "security/tls_context.h"),
     ("tests/unit/list_test.c", '"', "fakes/clock.h"), ("examples/pull.c", "<", "tensorlane/tensorlane.h"),
 ]
 
