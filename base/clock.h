@@ -24,4 +24,11 @@ int64_t tl_clock_deadline_ns(int64_t timeout_ns);
 /* Returns the nanoseconds until the deadline, never negative; TL_TIME_NEVER for TL_TIME_NEVER. */
 int64_t tl_clock_remaining_ns(int64_t deadline_ns);
 
+/* As milliseconds, INT32_MAX at most. */
+static inline int tl_clock_to_ms(int64_t ns)
+{
+    int64_t ms = ns / 1000000;
+    return ms > INT32_MAX ? INT32_MAX : (int)ms;
+}
+
 #endif

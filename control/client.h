@@ -164,6 +164,8 @@ struct tl_call_header {
     const char *value;
 };
 
+struct tl_tls;
+
 /* How a call is protected; texts are PEM. */
 struct tl_call_tls {
     const char *root_certs;  /* authorities to trust; NULL: those of the system */
@@ -184,7 +186,9 @@ struct tl_call_options {
     const char *user_agent;               /* NULL: the library's */
     const struct tl_call_header *headers; /* [header_count] */
     size_t header_count;
-    const struct tl_call_tls *tls; /* NULL: no TLS */
+    const struct tl_call_tls *tls; /* NULL: no TLS by gRPC */
+    struct tl_tls *secure;         /* TLS as the workers of a cluster use it (control/tls.h); NULL: none */
+    const char *expected_name;     /* with it: the name that the server's certificate must be for; NULL: any member */
     /* What the host of the address resolved to: "IPv4 10.0.0.7"; "" when it is numeric already, or was not reached.
      * [TL_CALL_WHERE_BYTES]; NULL: not wanted. */
     char *ret_where;

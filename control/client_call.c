@@ -25,6 +25,7 @@
 #include "control/endpoint.h"
 #include "control/grpc_text.h"
 #include "control/tag.h"
+#include "control/tls.h"
 
 #define ARENA_BYTES (4 * 1024 * 1024)
 #define MAX_RESPONSE_BYTES (4 * 1024 * 1024)
@@ -147,6 +148,40 @@ static enum tl_status wait_ready(struct tl_client *client, int64_t deadline_ns, 
     }
 }
 
+/* How a dial ended. */
+struct dialled {
+    bool is_over;
+    int fd;
+    struct tl_error failure;
+};
+
+static void dial_over(void *owner, int fd, const struct tl_error *failure)
+{
+    struct dialled *dialled = owner;
+    *dialled = (struct dialled){.is_over = true, .fd = fd, .failure = *failure};
+}
+
+/* Connects with TLS and returns gRPC's end of the connection. */
+static enum tl_status connect_tls(struct tl_client *client, const char *target, int64_t deadline_ns, int *ret_fd,
+                                  struct tl_error *ret_error)
+{
+    const struct tl_tls_address address = {
+        .target = target,
+        .label = client->options->address,
+        .expected_name = client->options->expected_name,
+        .deadline_ns = deadline_ns,
+    };
+    struct dialled dialled = {.is_over = false};
+    struct tl_tls_dial *dial;
+    enum tl_status status =
+        tl_tls_dial(client->options->secure, client->loop, &address, dial_over, &dialled, &dial, ret_error);
+    if (status != TL_OK) return status;
+    while (!dialled.is_over)
+        (void)tl_loop_run_once(client->loop, TL_TIME_NEVER);
+    *ret_fd = dialled.fd;
+    return dialled.fd >= 0 ? TL_OK : tl_error_copy(ret_error, &dialled.failure);
+}
+
 static void tell_where(const struct tl_call_options *options, const struct tl_endpoint *endpoint, const char *target)
 {
     struct tl_ip ip;
@@ -237,8 +272,14 @@ enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_opt
         .tls = tls,
         .is_gzip = options->is_gzip,
     };
-    client->channel = tl_channel_create(target, &channel_options);
-    status = wait_ready(client, deadline_ns, ret_error);
+    if (options->secure != NULL) {
+        int fd;
+        status = connect_tls(client, target, deadline_ns, &fd, ret_error);
+        if (status == TL_OK) client->channel = tl_channel_create_from_fd(fd, target, &channel_options);
+    } else {
+        client->channel = tl_channel_create(target, &channel_options);
+        status = wait_ready(client, deadline_ns, ret_error);
+    }
     if (status == TL_OK) client->stage = TL_CALL_RPC;
     return status;
 }

@@ -70,7 +70,9 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
         goto fail;
     }
     status = tl_wire_arena_init(control->arena, ARENA_BYTES, ret_error);
+    if (status == TL_OK && options->tls != NULL) status = tl_tls_create(options->tls, &control->tls, ret_error);
     if (status != TL_OK) goto fail;
+    control->options.tls = NULL;
     *ret_control = control;
     return TL_OK;
 fail:
@@ -86,6 +88,7 @@ enum tl_status tl_control_start(struct tl_control *control, const char *address,
         .keepalive_timeout_ns = control->options.keepalive_timeout_ns,
         .max_unfinished_ns = control->options.stalled_timeout_ns,
         .max_message_bytes = tl_control_max_message_bytes(&control->options),
+        .tls = control->tls,
         .max_calls = control->options.max_calls,
     };
     struct tl_rpc_server *server;
@@ -188,6 +191,7 @@ void tl_control_destroy(struct tl_control *control)
     tl_list_remove(&control->walk_closure.link);
     tl_list_remove(&control->ask_closure.link);
     tl_timers_disarm(tl_loop_timers(control->loop), &control->stop_timer);
+    tl_tls_destroy(control->tls); /* before what its thread calls */
     tl_rpc_server_destroy(control->server);
     tl_health_service_destroy(control->health);
     if (control->arena != NULL) tl_wire_arena_fini(control->arena);

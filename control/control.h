@@ -19,6 +19,7 @@
 #include "control/client.h"
 #include "control/link.h"
 #include "control/loop.h"
+#include "control/tls.h"
 #include "tensor/transfer.h"
 
 struct tl_control;
@@ -84,9 +85,10 @@ struct tl_control_handlers {
 };
 
 struct tl_control_options {
-    struct tl_identity self; /* name "" for a client */
-    uint64_t chunk_bytes;    /* largest piece of a tensor in one message */
-    uint64_t inflight_bytes; /* bytes of tensors being sent over one link at a time */
+    struct tl_identity self;          /* name "" for a client */
+    uint64_t chunk_bytes;             /* largest piece of a tensor in one message */
+    uint64_t inflight_bytes;          /* bytes of tensors being sent over one link at a time */
+    const struct tl_tls_options *tls; /* NULL: no TLS; not used after create */
     uint64_t max_calls;
     uint64_t max_unsent; /* answers that may wait to be sent on links that peers have opened: limits.waiting */
     int64_t connect_timeout_ns;

@@ -2,6 +2,7 @@
 #include "control/credentials.h"
 
 #include <grpc/compression.h>
+#include <grpc/grpc_posix.h>
 #include <stddef.h>
 
 #include <tensorlane/version.h>
@@ -13,12 +14,6 @@
 grpc_server_credentials *tl_credentials_for_server(void)
 {
     return grpc_insecure_server_credentials_create();
-}
-
-static int to_ms(int64_t ns)
-{
-    int64_t ms = ns / TL_NS_PER_MS;
-    return ms > INT32_MAX ? INT32_MAX : (int)ms;
 }
 
 static grpc_arg integer_arg(const char *key, int value)
@@ -56,7 +51,8 @@ static grpc_channel_credentials *create_credentials(const struct tl_call_tls *tl
     return grpc_ssl_credentials_create(tls->root_certs, tls->cert_chain != NULL ? &pair : NULL, NULL, NULL);
 }
 
-grpc_channel *tl_channel_create(const char *address, const struct tl_channel_options *options)
+/* fd -1: gRPC dials the address. */
+static grpc_channel *create_channel(const char *address, int fd, const struct tl_channel_options *options)
 {
     grpc_arg user_agent = {.type = GRPC_ARG_STRING, .key = (char *)GRPC_ARG_PRIMARY_USER_AGENT_STRING};
     user_agent.value.string = (char *)(options->user_agent != NULL ? options->user_agent : "tensorlane/" TL_VERSION);
@@ -67,15 +63,15 @@ grpc_channel *tl_channel_create(const char *address, const struct tl_channel_opt
     grpc_arg args[] = {
         user_agent,
         integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)options->max_message_bytes),
-        integer_arg(GRPC_ARG_KEEPALIVE_TIME_MS, to_ms(options->keepalive_ns)),
-        integer_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, to_ms(options->keepalive_timeout_ns)),
+        integer_arg(GRPC_ARG_KEEPALIVE_TIME_MS, tl_clock_to_ms(options->keepalive_ns)),
+        integer_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, tl_clock_to_ms(options->keepalive_timeout_ns)),
         integer_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0),
         integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         integer_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
         integer_arg(GRPC_ARG_ENABLE_RETRIES, 0),
         integer_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
         integer_arg(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
-        integer_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, to_ms(options->connect_timeout_ns)),
+        integer_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, tl_clock_to_ms(options->connect_timeout_ns)),
         integer_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
         integer_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
         integer_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, TL_HTTP2_FRAME_BYTES),
@@ -88,7 +84,18 @@ grpc_channel *tl_channel_create(const char *address, const struct tl_channel_opt
     size_t arg_count = TL_ARRAY_COUNT(args) - (options->authority == NULL ? 1 : 0);
     grpc_channel_args channel_args = {.num_args = arg_count, .args = args};
     grpc_channel_credentials *credentials = create_credentials(options->tls);
-    grpc_channel *channel = grpc_channel_create(address, credentials, &channel_args);
+    grpc_channel *channel = fd >= 0 ? grpc_channel_create_from_fd(address, fd, credentials, &channel_args)
+                                    : grpc_channel_create(address, credentials, &channel_args);
     grpc_channel_credentials_release(credentials);
     return channel;
+}
+
+grpc_channel *tl_channel_create(const char *address, const struct tl_channel_options *options)
+{
+    return create_channel(address, -1, options);
+}
+
+grpc_channel *tl_channel_create_from_fd(int fd, const char *target, const struct tl_channel_options *options)
+{
+    return create_channel(target, fd, options);
 }

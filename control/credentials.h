@@ -34,4 +34,8 @@ struct tl_channel_options {
  * grpc_channel_destroy. */
 grpc_channel *tl_channel_create(const char *address, const struct tl_channel_options *options);
 
+/* The same over a connection that is there already, which is taken over. It does not connect again: when it has ended,
+ * so have the calls. */
+grpc_channel *tl_channel_create_from_fd(int fd, const char *target, const struct tl_channel_options *options);
+
 #endif

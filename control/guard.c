@@ -2,9 +2,9 @@
 /*
  * The guard of the accepted connections.
  *
- * Happy path: each connection has an entry at the index of its descriptor. Calls and messages add to its credit on the
- * loop's thread; every PERIOD_NS the guard's thread asks the kernel for the bytes received and compares. An entry whose
- * descriptor is closed, or belongs to something else, is found by the socket's cookie and forgotten.
+ * Happy path: each connection has an entry at the index of gRPC's descriptor. Calls and messages add to its credit on
+ * the loop's thread; every PERIOD_NS the guard's thread asks the kernel for the bytes received and compares. An entry
+ * whose descriptor is closed, or belongs to something else, is found by the socket's cookie and forgotten.
  *
  * Failure modes: gRPC may close a descriptor at any time, and its number may be taken by another file. So the guard
  * ends a connection through a duplicate, after it has compared the cookie of that.
@@ -50,7 +50,8 @@
 #define TRIM_PERIODS 4
 
 struct connection {
-    uint64_t cookie;         /* identifies the socket; 0 where there is no entry */
+    int socket;              /* the TCP connection */
+    uint64_t cookie;         /* identifies that socket; 0 where there is no entry */
     uint64_t credit;         /* bytes that came to something */
     uint64_t received_bytes; /* at the last look */
     uint64_t recent_bytes;   /* received between the last two looks */
@@ -99,7 +100,7 @@ static void disconnect(int fd)
 static void end_connection(struct tl_guard *guard, int fd, const char *reason)
 {
     struct connection *connection = &guard->connections[fd];
-    int duplicate = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    int duplicate = fcntl(connection->socket, F_DUPFD_CLOEXEC, 0);
     if (duplicate < 0) return; /* no descriptor: at the next look */
     char peer[TL_ENDPOINT_TARGET_BYTES] = "";
     if (cookie_of(duplicate) == connection->cookie) {
@@ -117,10 +118,10 @@ static void end_connection(struct tl_guard *guard, int fd, const char *reason)
 /* ----------------------------------------------------------------------------------------------------- looking -- */
 
 /* Updates the entry; false when the connection is gone. */
-static bool look_at(struct connection *connection, int fd)
+static bool look_at(struct connection *connection)
 {
     struct tcp_info info;
-    if (cookie_of(fd) != connection->cookie || !get_info(fd, &info)) return false;
+    if (cookie_of(connection->socket) != connection->cookie || !get_info(connection->socket, &info)) return false;
     uint64_t received = info.tcpi_bytes_received;
     uint64_t answers = info.tcpi_bytes_acked / SENT_BYTES_PER_CREDIT;
     /* Credit that is not needed is not kept for later. */
@@ -181,7 +182,7 @@ static void look(struct tl_guard *guard)
         if (fd % MAX_LOOKS == 0) let_others_in(guard);
         struct connection *connection = &guard->connections[fd];
         if (connection->cookie == 0) continue;
-        if (!look_at(connection, fd)) {
+        if (!look_at(connection)) {
             connection->cookie = 0;
             guard->count--;
         } else if (connection->unfinished_bytes > guard->options.max_unfinished_bytes) {
@@ -279,14 +280,14 @@ static bool make_space(struct tl_guard *guard, int fd)
     return true;
 }
 
-void tl_guard_add(struct tl_guard *guard, int fd)
+void tl_guard_add(struct tl_guard *guard, int fd, int connection)
 {
-    uint64_t cookie = cookie_of(fd);
+    uint64_t cookie = cookie_of(connection);
     pthread_mutex_lock(&guard->mutex);
     if (cookie != 0 && make_space(guard, fd)) {
         if (guard->connections[fd].cookie == 0) guard->count++;
-        guard->connections[fd] =
-            (struct connection){.cookie = cookie, .limit_ns = tl_clock_deadline_ns(guard->options.max_unfinished_ns)};
+        guard->connections[fd] = (struct connection){
+            .socket = connection, .cookie = cookie, .limit_ns = tl_clock_deadline_ns(guard->options.max_unfinished_ns)};
         if (guard->count == 1) pthread_cond_signal(&guard->changed);
     }
     pthread_mutex_unlock(&guard->mutex);

@@ -36,9 +36,10 @@ enum tl_status tl_guard_create(const struct tl_guard_options *options, struct tl
 /* Ends the thread. No connection is ended any more. NULL is accepted. */
 void tl_guard_destroy(struct tl_guard *guard);
 
-/* Watches a connection that was accepted, before gRPC gets it. Without memory the connection is not watched.
+/* Watches a connection that was accepted, before gRPC gets it: fd is gRPC's descriptor, and connection the TCP
+ * connection, which is the same one unless a relay is between them. Without memory the connection is not watched.
  * Thread: any. */
-void tl_guard_add(struct tl_guard *guard, int fd);
+void tl_guard_add(struct tl_guard *guard, int fd, int connection);
 
 /* What came of the connection's bytes; a descriptor that is not watched is ignored. Thread: any. */
 void tl_guard_call_began(struct tl_guard *guard, int fd);

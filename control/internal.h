@@ -22,6 +22,7 @@ struct tl_control {
     struct tl_loop *loop;
     struct tl_control_options options;
     struct tl_rpc_server *server; /* NULL: a client */
+    struct tl_tls *tls;           /* NULL: none */
     struct tl_health_service *health;
     struct tl_list links;             /* all, of both sides */
     struct tl_shares *unsent;         /* options.max_unsent, divided among the links */

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -68,6 +69,8 @@ static void begin_close(struct tl_link *link, const struct tl_error *reason)
     if (link->stream == NULL) {
         if (link->lookup != NULL) tl_lookup_abandon(link->lookup);
         link->lookup = NULL;
+        if (link->dial != NULL) tl_tls_dial_abandon(link->dial);
+        link->dial = NULL;
         tl_loop_defer(link->control->loop, &link->end_closure);
     } else if (link->is_ours) {
         tl_stream_cancel(link->stream);
@@ -292,9 +295,10 @@ static void handshake_timeout(struct tl_timer *timer)
     struct tl_link *link = TL_CONTAINER_OF(timer, struct tl_link, handshake_timer);
     struct tl_error reason;
     tl_error_set(&reason, TL_DEADLINE_EXCEEDED, "%s %s within the connect time-out", link->peer.address,
-                 link->state == LINK_SEARCHING ? "was not found"
-                 : link->state == LINK_ASKING  ? "could not be compared with the addresses of the peer's host"
-                                               : "did not answer");
+                 link->state == LINK_SEARCHING  ? "was not found"
+                 : link->state == LINK_DIALLING ? "did not finish the TLS handshake"
+                 : link->state == LINK_ASKING   ? "could not be compared with the addresses of the peer's host"
+                                                : "did not answer");
     begin_close(link, &reason);
 }
 
@@ -337,8 +341,9 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     return link;
 }
 
-/* Starts the call of a link of ours, and sends the hello. */
-static enum tl_status start_stream(struct tl_link *link, const char *target, struct tl_error *ret_error)
+/* Starts the call of a link of ours, and sends the hello. fd is gRPC's end of a TLS connection, which is taken over;
+ * -1: gRPC dials the target. */
+static enum tl_status start_stream(struct tl_link *link, const char *target, int fd, struct tl_error *ret_error)
 {
     struct tl_control *control = link->control;
     const struct tl_channel_options channel_options = {
@@ -352,8 +357,12 @@ static enum tl_status start_stream(struct tl_link *link, const char *target, str
     link_window_init(link, target);
     link_keys_offer(link);
     grpc_byte_buffer *hello = link_hello(link, link->framed_count);
-    if (hello == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the hello");
-    link->channel = tl_channel_create(target, &channel_options);
+    if (hello == NULL) {
+        if (fd >= 0) (void)close(fd);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the hello");
+    }
+    link->channel =
+        fd >= 0 ? tl_channel_create_from_fd(fd, target, &channel_options) : tl_channel_create(target, &channel_options);
     int64_t deadline_ns = tl_clock_deadline_ns(control->options.max_link_age_ns);
     enum tl_status status = tl_stream_call(control->loop, link->channel, EXCHANGE_METHOD, deadline_ns, &stream_events,
                                            link, &link->stream, ret_error);
@@ -367,12 +376,41 @@ static enum tl_status start_stream(struct tl_link *link, const char *target, str
     return TL_OK;
 }
 
+static void dialled(void *owner, int fd, const struct tl_error *failure)
+{
+    struct tl_link *link = owner;
+    link->dial = NULL;
+    struct tl_error error = *failure;
+    struct tl_tls_peer *peer = fd >= 0 ? tl_tls_find(link->control->tls, fd) : NULL;
+    if (fd >= 0 && peer == NULL) {
+        (void)close(fd);
+        tl_error_set(&error, TL_UNAVAILABLE, "%s ended the connection", link->peer.address);
+    }
+    if (peer == NULL || start_stream(link, peer->target, fd, &error) != TL_OK) begin_close(link, &error);
+    tl_tls_peer_release(peer);
+}
+
+/* The address of the peer is known. */
+static enum tl_status start_at(struct tl_link *link, const char *target, struct tl_error *ret_error)
+{
+    struct tl_control *control = link->control;
+    if (control->tls == NULL) return start_stream(link, target, -1, ret_error);
+    link->state = LINK_DIALLING;
+    const struct tl_tls_address address = {
+        .target = target,
+        .label = link->peer.address,
+        .expected_name = link->expected_name[0] != '\0' ? link->expected_name : NULL,
+        .deadline_ns = link->handshake_timer.due_ns,
+    };
+    return tl_tls_dial(control->tls, control->loop, &address, dialled, link, &link->dial, ret_error);
+}
+
 static void address_found(void *owner, const char *target, const struct tl_error *failure)
 {
     struct tl_link *link = owner;
     link->lookup = NULL;
     struct tl_error error = *failure;
-    if (error.code == TL_OK && start_stream(link, target, &error) == TL_OK) return;
+    if (error.code == TL_OK && start_at(link, target, &error) == TL_OK) return;
     begin_close(link, &error);
 }
 
@@ -383,7 +421,7 @@ static enum tl_status start(struct tl_link *link, struct tl_error *ret_error)
     char target[TL_ENDPOINT_TARGET_BYTES];
     enum tl_status status = tl_endpoint_parse(link->peer.address, &endpoint, ret_error);
     if (status != TL_OK) return status;
-    if (tl_endpoint_target(&endpoint, target)) return start_stream(link, target, ret_error);
+    if (tl_endpoint_target(&endpoint, target)) return start_at(link, target, ret_error);
     link->state = LINK_SEARCHING;
     return tl_lookup_start(link->control->loop, &endpoint, link->handshake_timer.due_ns, address_found, link,
                            &link->lookup, ret_error);
@@ -585,7 +623,8 @@ size_t tl_link_unconfirmed(const struct tl_link *link, const uint64_t **ret_numb
 void tl_link_drain(struct tl_link *link)
 {
     struct tl_error reason;
-    if (link->state == LINK_SEARCHING || link->state == LINK_HANDSHAKE || link->state == LINK_ASKING) {
+    if (link->state == LINK_SEARCHING || link->state == LINK_DIALLING || link->state == LINK_HANDSHAKE ||
+        link->state == LINK_ASKING) {
         tl_error_set(&reason, TL_CANCELLED, "closed before the peer answered");
         begin_close(link, &reason);
     }

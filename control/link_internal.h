@@ -20,11 +20,13 @@
 
 /*
  *   opened by the peer: HANDSHAKE <--Hello, not known yet / asked again--> ASKING
- *   SEARCHING --found--> HANDSHAKE --Hello of the peer fits--> UP --tl_link_drain, goodbye--> DRAINING --idle-->
- * CLOSING any state --broken, refused, tl_link_close--> CLOSING --stream ended--> (freed)
+ *   SEARCHING --found--> (with TLS: DIALLING --authenticated-->) HANDSHAKE --Hello of the peer fits--> UP
+ * --tl_link_drain, goodbye--> DRAINING --idle--> CLOSING any state --broken, refused, tl_link_close--> CLOSING --stream
+ * ended--> (freed)
  */
 enum link_state {
     LINK_SEARCHING, /* ours: has no stream yet; waits for the address of the peer's host */
+    LINK_DIALLING,  /* ours: waits for the TLS handshake */
     LINK_HANDSHAKE, /* waits for the peer's Hello; woken by the stream or the handshake timer */
     LINK_ASKING,    /* has the peer's first frame in held_frame; waits until it is known whether the peer may be who it
                        says it is; woken by tl_control_ask_again or the handshake timer */
@@ -87,6 +89,7 @@ struct tl_link {
     struct tl_list control_link; /* in control->links */
     bool is_ours;                /* opened by us, not by the peer */
     struct tl_lookup *lookup;    /* NULL: not SEARCHING */
+    struct tl_tls_dial *dial;    /* NULL: not DIALLING */
     struct tl_stream *stream;    /* NULL: SEARCHING, or ended there */
     grpc_channel *channel;       /* with the stream, of a link of ours */
     const struct tl_link_events *events;

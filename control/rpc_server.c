@@ -19,9 +19,11 @@
 #include <grpc/grpc_security.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -78,6 +80,8 @@ struct tl_rpc_server {
     struct tl_guard *guard;
     struct tl_listener *listener; /* NULL: not started, or stopping */
     struct tl_rpc_server_options options;
+    pthread_mutex_t adding; /* guards is_closed */
+    bool is_closed;         /* gRPC is given no connection any more */
     struct method methods[MAX_METHODS];
     size_t method_count;
     struct slot slots[MAX_METHODS * SLOTS_PER_METHOD];
@@ -187,6 +191,16 @@ static enum tl_status charge(struct method *method, struct tl_stream *stream, in
     return TL_OK;
 }
 
+/* Finds out whose call it is; false: its connection has ended. */
+static bool identify(const struct tl_rpc_server *server, struct tl_stream *stream, int connection)
+{
+    struct tl_tls_peer *peer = tl_tls_find(server->options.tls, connection);
+    if (peer == NULL) return false;
+    tl_stream_set_tls_peer(stream, peer);
+    tl_tls_peer_release(peer);
+    return true;
+}
+
 /* Hands a call on, or refuses it. */
 static void dispatch(struct method *method, grpc_call *call)
 {
@@ -198,7 +212,10 @@ static void dispatch(struct method *method, grpc_call *call)
     tl_guard_call_began(server->guard, connection);
     server->open_calls++;
     struct tl_error refusal;
-    if (method->name == NULL) {
+    if (server->options.tls != NULL && !identify(server, stream, connection)) {
+        tl_error_set(&refusal, TL_UNAVAILABLE, "the TLS connection of this call has ended");
+        tl_stream_finish(stream, &refusal);
+    } else if (method->name == NULL) {
         tl_error_set(&refusal, TL_UNIMPLEMENTED, "no such method; see the server's reflection for those it has");
         tl_stream_finish(stream, &refusal);
     } else if (charge(method, stream, connection, &refusal) != TL_OK) {
@@ -242,12 +259,6 @@ static void stop_timer_fire(struct tl_timer *timer)
     grpc_server_cancel_all_calls(server->server);
 }
 
-static int to_ms(int64_t ns)
-{
-    int64_t ms = ns / TL_NS_PER_MS;
-    return ms > INT32_MAX ? INT32_MAX : (int)ms;
-}
-
 static grpc_arg integer_arg(const char *key, int value)
 {
     grpc_arg arg = {.type = GRPC_ARG_INTEGER, .key = (char *)key};
@@ -262,6 +273,7 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
     if (server == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the server");
     server->loop = loop;
     server->options = *options;
+    pthread_mutex_init(&server->adding, NULL);
     server->calls = tl_shares_create("limits.connections", options->max_calls);
     server->health_calls = tl_shares_create("limits.connections", options->max_calls);
     if (server->calls == NULL || server->health_calls == NULL) {
@@ -294,8 +306,8 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
         integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)options->max_message_bytes),
         integer_arg(GRPC_ARG_MAX_METADATA_SIZE, MAX_METADATA_BYTES),
         integer_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_CALLS_PER_CONNECTION),
-        integer_arg(GRPC_ARG_KEEPALIVE_TIME_MS, to_ms(options->keepalive_ns)),
-        integer_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, to_ms(options->keepalive_timeout_ns)),
+        integer_arg(GRPC_ARG_KEEPALIVE_TIME_MS, tl_clock_to_ms(options->keepalive_ns)),
+        integer_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, tl_clock_to_ms(options->keepalive_timeout_ns)),
         /* Also without calls: a connection whose client has vanished would stay for ever. */
         integer_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
@@ -355,16 +367,38 @@ static void choose_congestion_control(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, plain, sizeof(plain) - 1);
 }
 
+/* Gives gRPC a connection, or its end of the relay of one, unless the server is stopping. */
+static void add_connection(struct tl_rpc_server *server, int fd, int connection)
+{
+    pthread_mutex_lock(&server->adding);
+    bool is_closed = server->is_closed;
+    if (!is_closed) {
+        tl_guard_add(server->guard, fd, connection);
+        grpc_server_add_channel_from_fd(server->server, fd, server->credentials);
+    }
+    pthread_mutex_unlock(&server->adding);
+    if (is_closed) (void)close(fd);
+}
+
+/* On the handshake thread. */
+static void take_secured(void *context, int fd, int connection)
+{
+    add_connection(context, fd, connection);
+}
+
 /* On the listener's thread. */
 static void take_connection(void *context, int fd)
 {
     struct tl_rpc_server *server = context;
     choose_congestion_control(fd);
     /* What was sent and is not acknowledged in this time ends the connection, as unanswered pings do. */
-    int timeout_ms = to_ms(server->options.keepalive_timeout_ns);
+    int timeout_ms = tl_clock_to_ms(server->options.keepalive_timeout_ns);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
-    tl_guard_add(server->guard, fd);
-    grpc_server_add_channel_from_fd(server->server, fd, server->credentials);
+    if (server->options.tls != NULL) {
+        tl_tls_accept(server->options.tls, fd, take_secured, server);
+    } else {
+        add_connection(server, fd, fd);
+    }
 }
 
 enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *address, uint16_t *ret_port,
@@ -404,6 +438,10 @@ void tl_rpc_server_stop(struct tl_rpc_server *server, int64_t deadline_ns, void 
     server->is_stopping = true;
     tl_listener_close(server->listener);
     server->listener = NULL;
+    /* Handshakes that are under way may still pass. */
+    pthread_mutex_lock(&server->adding);
+    server->is_closed = true;
+    pthread_mutex_unlock(&server->adding);
     server->stopped = stopped;
     server->stopped_context = context;
     server->stop_deadline_ns = deadline_ns;
@@ -432,5 +470,6 @@ void tl_rpc_server_destroy(struct tl_rpc_server *server)
     grpc_server_credentials_release(server->credentials);
     tl_shares_destroy(server->calls);
     tl_shares_destroy(server->health_calls);
+    pthread_mutex_destroy(&server->adding);
     free(server);
 }

@@ -17,6 +17,7 @@
 
 #include "control/listener.h"
 #include "control/stream.h"
+#include "control/tls.h"
 
 struct tl_rpc_server;
 
@@ -25,7 +26,8 @@ struct tl_rpc_server_options {
     int64_t keepalive_timeout_ns; /* for the client to answer, else the connection ends */
     int64_t max_unfinished_ns;    /* for which a connection may leave messages unfinished */
     uint64_t max_message_bytes;   /* received */
-    uint64_t max_calls;           /* open at a time: limits.connections; more are refused RESOURCE_EXHAUSTED */
+    struct tl_tls *tls; /* accepts only what has passed its handshakes; outlives start to stop; NULL: no TLS */
+    uint64_t max_calls; /* open at a time: limits.connections; more are refused RESOURCE_EXHAUSTED */
 };
 
 /* A new call: set owner and events of the stream, read from it. */

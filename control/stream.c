@@ -32,7 +32,8 @@ struct tl_stream {
     void *owner;
     const struct tl_stream_hooks *hooks; /* the server's; NULL: none */
     void *hooks_context;
-    int connection; /* a server's descriptor; -1: unknown */
+    int connection;               /* a server's descriptor; -1: unknown */
+    struct tl_tls_peer *tls_peer; /* NULL: no TLS */
 
     unsigned pending;      /* batches outstanding */
     bool is_end_known;     /* the close batch has completed */
@@ -62,6 +63,7 @@ static const struct tl_stream_events no_events;
 static void stream_free(struct tl_stream *stream)
 {
     grpc_call_unref(stream->call);
+    tl_tls_peer_release(stream->tls_peer);
     grpc_metadata_array_destroy(&stream->initial_metadata);
     grpc_metadata_array_destroy(&stream->trailing_metadata);
     grpc_slice_unref(stream->status_details);
@@ -307,8 +309,22 @@ int tl_stream_connection_of(grpc_call *call)
     return fd;
 }
 
+void tl_stream_set_tls_peer(struct tl_stream *stream, struct tl_tls_peer *peer)
+{
+    stream->tls_peer = tl_tls_peer_retain(peer);
+}
+
+const struct tl_tls_peer *tl_stream_tls_peer(const struct tl_stream *stream)
+{
+    return stream->tls_peer;
+}
+
 const char *tl_stream_peer_address(const struct tl_stream *stream, char *buffer, size_t capacity)
 {
+    if (stream->tls_peer != NULL) {
+        snprintf(buffer, capacity, "%s", stream->tls_peer->target);
+        return buffer;
+    }
     char *address = grpc_call_get_peer(stream->call);
     char target[TL_ENDPOINT_TARGET_BYTES];
     int fd = connection_of(address);

@@ -215,6 +215,14 @@ grpc_channel *tl_channel_create(const char *address, const struct tl_channel_opt
     return grpc_lame_client_channel_create(address, GRPC_STATUS_UNAVAILABLE, "fake");
 }
 
+grpc_channel *tl_channel_create_from_fd(int fd, const char *target, const struct tl_channel_options *options)
+{
+    (void)fd;
+    (void)target;
+    (void)options;
+    return NULL;
+}
+
 /* ------------------------------------------------------------------------------------------------------ server -- */
 
 enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_server_options *options,

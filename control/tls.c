@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Puts the handshake thread and the relay together. */
+#include "control/tls.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "control/tls_handshake.h"
+#include "control/tls_relay.h"
+
+struct tl_tls {
+    struct tl_tls_relay *relay;
+    struct tl_tls_handshakes *handshakes;
+};
+
+enum tl_status tl_tls_create(const struct tl_tls_options *options, struct tl_tls **ret_tls, struct tl_error *ret_error)
+{
+    struct tl_tls *tls = calloc(1, sizeof(*tls));
+    if (tls == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS");
+    enum tl_status status = tl_tls_relay_create(&tls->relay, ret_error);
+    if (status == TL_OK) status = tl_tls_handshakes_create(options, tls->relay, &tls->handshakes, ret_error);
+    if (status != TL_OK) {
+        tl_tls_destroy(tls);
+        return status;
+    }
+    *ret_tls = tls;
+    return TL_OK;
+}
+
+void tl_tls_destroy(struct tl_tls *tls)
+{
+    if (tls == NULL) return;
+    tl_tls_handshakes_destroy(tls->handshakes);
+    tl_tls_relay_destroy(tls->relay);
+    free(tls);
+}
+
+struct tl_tls_peer *tl_tls_find(struct tl_tls *tls, int fd)
+{
+    return tl_tls_relay_find(tls->relay, fd);
+}
+
+void tl_tls_accept(struct tl_tls *tls, int connection, tl_tls_accepted_fn accepted, void *context)
+{
+    tl_tls_handshakes_accept(tls->handshakes, connection, accepted, context);
+}
+
+enum tl_status tl_tls_dial(struct tl_tls *tls, struct tl_loop *loop, const struct tl_tls_address *address,
+                           tl_tls_dialled_fn dialled, void *owner, struct tl_tls_dial **ret_dial,
+                           struct tl_error *ret_error)
+{
+    return tl_tls_handshakes_dial(tls->handshakes, loop, address, dialled, owner, ret_dial, ret_error);
+}

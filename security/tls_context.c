@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Loading what TLS needs.
+ *
+ * Happy path: the files are stamped, read and parsed, checked against each other and against the clock, and become one
+ * SSL_CTX with all its settings. Failure modes: a file that is replaced while it is read has another stamp later, and
+ * is read again then.
+ */
+#include "security/tls_context.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/bio.h>
+#include <openssl/crypto.h>
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "security/tls_internal.h"
+
+/* Larger files are refused. */
+#define MAX_FILE_BYTES (1024 * 1024)
+/* Keys of this process; one has at most a few KiB. */
+#define SECURE_HEAP_BYTES (256 * 1024)
+/* RSA with 2,048 bits, elliptic curves with 224, and no SHA-1. */
+#define SECURITY_LEVEL 2
+/* Bytes that one read takes from a socket. */
+#define READ_BYTES (128 * 1024)
+
+enum { FILE_CA, FILE_CERTIFICATE, FILE_KEY, FILE_CRL, FILE_COUNT };
+
+/* Tells one state of a file from another. */
+struct stamp {
+    ino_t inode;
+    dev_t device;
+    off_t size;
+    struct timespec changed;
+};
+
+struct tl_tls_context {
+    atomic_uint references;
+    SSL_CTX *ssl;
+    struct tl_certificate_name self;
+    struct stamp stamps[FILE_COUNT];
+};
+
+/* ------------------------------------------------------------------------------------------------------- files -- */
+
+static const char *file_of(const struct tl_tls_settings *settings, unsigned which)
+{
+    const char *const files[FILE_COUNT] = {settings->ca, settings->certificate, settings->key, settings->crl};
+    return files[which];
+}
+
+static struct stamp stamp_of(const struct stat *info)
+{
+    return (struct stamp){
+        .inode = info->st_ino, .device = info->st_dev, .size = info->st_size, .changed = info->st_ctim};
+}
+
+/* A key that other users can read may be theirs already. Root's may be readable for a group, as those are that a
+ * container gets from Kubernetes. */
+static enum tl_status check_key_mode(const char *path, const struct stat *info, struct tl_error *ret_error)
+{
+    mode_t refused = info->st_uid == 0 ? S_IWGRP | S_IRWXO : S_IRWXG | S_IRWXO;
+    if ((info->st_mode & refused) == 0) return TL_OK;
+    return tl_error_set(ret_error, TL_PERMISSION_DENIED,
+                        "the key %s is open to other users (mode %04o): chmod 600 %s, and replace the key if someone "
+                        "may have read it",
+                        path, info->st_mode & 07777, path);
+}
+
+/* Reads a file into the secure heap. Ownership: OPENSSL_secure_clear_free with *ret_len_bytes + 1. */
+static enum tl_status read_file(const char *path, bool is_key, struct stamp *ret_stamp, char **ret_text,
+                                size_t *ret_len_bytes, struct tl_error *ret_error)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return tl_error_set_errno(ret_error, errno, "cannot open %s", path);
+    struct stat info;
+    enum tl_status status = TL_OK;
+    char *text = NULL;
+    if (fstat(fd, &info) != 0) {
+        status = tl_error_set_errno(ret_error, errno, "cannot look at %s", path);
+    } else if (!S_ISREG(info.st_mode) || info.st_size > MAX_FILE_BYTES) {
+        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is no file of at most 1 MiB", path);
+    } else if (is_key) {
+        status = check_key_mode(path, &info, ret_error);
+    }
+    size_t size = status == TL_OK ? (size_t)info.st_size : 0;
+    size_t len_bytes = 0;
+    if (status == TL_OK) {
+        text = is_key ? OPENSSL_secure_malloc(size + 1) : OPENSSL_malloc(size + 1);
+        if (text == NULL) status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to read %s", path);
+    }
+    while (status == TL_OK && len_bytes < size) {
+        ssize_t got = read(fd, text + len_bytes, size - len_bytes);
+        if (got < 0 && errno != EINTR) status = tl_error_set_errno(ret_error, errno, "cannot read %s", path);
+        if (got == 0) break;
+        if (got > 0) len_bytes += (size_t)got;
+    }
+    (void)close(fd);
+    if (status != TL_OK) {
+        OPENSSL_secure_clear_free(text, size + 1);
+        return status;
+    }
+    text[len_bytes] = '\0';
+    *ret_stamp = stamp_of(&info);
+    *ret_text = text;
+    *ret_len_bytes = len_bytes;
+    return TL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ checks -- */
+
+/* The newest error of OpenSSL, in its words; the queue is empty afterwards. */
+static const char *openssl_reason(void)
+{
+    unsigned long code = ERR_peek_last_error();
+    const char *reason = code != 0 ? ERR_reason_error_string(code) : NULL;
+    ERR_clear_error();
+    return reason != NULL ? reason : "unknown error";
+}
+
+static enum tl_status check_validity(const char *path, X509 *certificate, struct tl_error *ret_error)
+{
+    if (X509_cmp_current_time(X509_get0_notAfter(certificate)) < 0) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "the certificate %s has expired; issue another one (tensorlane cert issue)", path);
+    }
+    if (X509_cmp_current_time(X509_get0_notBefore(certificate)) > 0) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "the certificate %s is not valid yet; is the clock of this machine right?", path);
+    }
+    return TL_OK;
+}
+
+static enum tl_status add_chain(SSL_CTX *ssl, BIO *text, const char *path, struct tl_error *ret_error)
+{
+    X509 *between;
+    while ((between = PEM_read_bio_X509(text, NULL, NULL, NULL)) != NULL) {
+        if (SSL_CTX_add0_chain_cert(ssl, between) == 1) continue;
+        X509_free(between);
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s cannot be used: %s", path, openssl_reason());
+    }
+    bool is_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
+    const char *reason = openssl_reason();
+    if (is_end) return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s has a certificate that cannot be read: %s", path, reason);
+}
+
+static enum tl_status use_certificate(struct tl_tls_context *context, const char *path, const char *pem, size_t len,
+                                      struct tl_error *ret_error)
+{
+    BIO *text = BIO_new_mem_buf(pem, (int)len);
+    X509 *certificate = text != NULL ? PEM_read_bio_X509(text, NULL, NULL, NULL) : NULL;
+    enum tl_status status = TL_OK;
+    if (certificate == NULL) {
+        (void)openssl_reason();
+        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s has no certificate in PEM", path);
+    }
+    if (status == TL_OK) status = check_validity(path, certificate, ret_error);
+    if (status == TL_OK) {
+        status = tl_certificate_name_of(certificate, &context->self, ret_error);
+        if (status != TL_OK) tl_error_prefix(ret_error, "%s: ", path);
+    }
+    if (status == TL_OK && SSL_CTX_use_certificate(context->ssl, certificate) != 1) {
+        status = tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                              "the certificate %s cannot be used: %s; RSA needs 2,048 bits, elliptic curves 224, and "
+                              "SHA-1 does not suffice",
+                              path, openssl_reason());
+    }
+    if (status == TL_OK) status = add_chain(context->ssl, text, path, ret_error);
+    X509_free(certificate);
+    BIO_free(text);
+    return status;
+}
+
+/* BIO_s_secmem copies into the secure heap; an ordinary one would keep the text where it is, which is there already. */
+static enum tl_status use_key(SSL_CTX *ssl, const struct tl_tls_settings *settings, const char *pem, size_t len,
+                              struct tl_error *ret_error)
+{
+    BIO *text = BIO_new_mem_buf(pem, (int)len);
+    EVP_PKEY *key = text != NULL ? PEM_read_bio_PrivateKey(text, NULL, NULL, (void *)"") : NULL;
+    enum tl_status status = TL_OK;
+    if (key == NULL) {
+        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                              "%s has no private key in PEM, or one with a password, which cannot be asked for: %s",
+                              settings->key, openssl_reason());
+    } else if (SSL_CTX_use_PrivateKey(ssl, key) != 1 || SSL_CTX_check_private_key(ssl) != 1) {
+        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the key %s does not belong to the certificate %s: %s",
+                              settings->key, settings->certificate, openssl_reason());
+    }
+    EVP_PKEY_free(key);
+    BIO_free(text);
+    return status;
+}
+
+/* Adds every certificate, or every list, in the text. */
+static enum tl_status trust(SSL_CTX *ssl, const char *path, bool is_crl, const char *pem, size_t len,
+                            struct tl_error *ret_error)
+{
+    BIO *text = BIO_new_mem_buf(pem, (int)len);
+    STACK_OF(X509_INFO) *items = text != NULL ? PEM_X509_INFO_read_bio(text, NULL, NULL, NULL) : NULL;
+    X509_STORE *store = SSL_CTX_get_cert_store(ssl);
+    int added = 0;
+    bool is_ok = items != NULL;
+    for (int i = 0; is_ok && i < sk_X509_INFO_num(items); i++) {
+        const X509_INFO *item = sk_X509_INFO_value(items, i);
+        if (is_crl && item->crl != NULL) {
+            is_ok = X509_STORE_add_crl(store, item->crl) == 1;
+            added++;
+        }
+        if (!is_crl && item->x509 != NULL) {
+            is_ok = X509_STORE_add_cert(store, item->x509) == 1 && SSL_CTX_add_client_CA(ssl, item->x509) == 1;
+            added++;
+        }
+    }
+    if (is_crl) (void)X509_STORE_set_flags(store, X509_V_FLAG_CRL_CHECK);
+    sk_X509_INFO_pop_free(items, X509_INFO_free);
+    BIO_free(text);
+    const char *reason = openssl_reason();
+    if (is_ok && added > 0) return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s has no %s in PEM%s%s", path,
+                        is_crl ? "list of revoked certificates" : "certificate", is_ok ? "" : ": ",
+                        is_ok ? "" : reason);
+}
+
+/* -------------------------------------------------------------------------------------------------- SSL_CTX -- */
+
+/* HTTP/2 is what is spoken here; a client that does not ask for it by ALPN is none of gRPC. */
+static const unsigned char alpn[] = {2, 'h', '2'};
+
+static int choose_alpn(SSL *ssl, const unsigned char **ret_chosen, unsigned char *ret_len, const unsigned char *offered,
+                       unsigned int offered_len, void *unused)
+{
+    (void)ssl;
+    (void)unused;
+    unsigned char *chosen;
+    if (SSL_select_next_proto(&chosen, ret_len, alpn, sizeof(alpn), offered, offered_len) != OPENSSL_NPN_NEGOTIATED)
+        return SSL_TLSEXT_ERR_ALERT_FATAL;
+    *ret_chosen = chosen;
+    return SSL_TLSEXT_ERR_OK;
+}
+
+static void prepare_openssl(void)
+{
+    /* Fails where the program has done it already, and does no harm there. */
+    if (!CRYPTO_secure_malloc_initialized()) (void)CRYPTO_secure_malloc_init(SECURE_HEAP_BYTES, 32);
+}
+
+/* One that both accepts and dials. */
+static SSL_CTX *create_ssl(bool is_tls12_allowed)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, prepare_openssl);
+    SSL_CTX *ssl = SSL_CTX_new(TLS_method());
+    if (ssl == NULL) return NULL;
+    SSL_CTX_set_security_level(ssl, SECURITY_LEVEL);
+    (void)SSL_CTX_set_min_proto_version(ssl, is_tls12_allowed ? TLS1_2_VERSION : TLS1_3_VERSION);
+    (void)SSL_CTX_set_options(ssl, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION |
+                                       SSL_OP_IGNORE_UNEXPECTED_EOF | SSL_OP_CIPHER_SERVER_PREFERENCE);
+    (void)SSL_CTX_set_num_tickets(ssl, 0);
+    (void)SSL_CTX_set_session_cache_mode(ssl, SSL_SESS_CACHE_OFF);
+    (void)SSL_CTX_set_mode(ssl, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_AUTO_RETRY);
+    SSL_CTX_set_read_ahead(ssl, 1);
+    SSL_CTX_set_default_read_buffer_len(ssl, READ_BYTES);
+    SSL_CTX_set_verify(ssl, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, tl_tls_session_verify);
+    SSL_CTX_set_alpn_select_cb(ssl, choose_alpn, NULL);
+    if (SSL_CTX_set_alpn_protos(ssl, alpn, sizeof(alpn)) != 0) {
+        SSL_CTX_free(ssl);
+        return NULL;
+    }
+    return ssl;
+}
+
+/* ------------------------------------------------------------------------------------------------------ public -- */
+
+static enum tl_status load_file(struct tl_tls_context *context, const struct tl_tls_settings *settings, unsigned which,
+                                struct tl_error *ret_error)
+{
+    const char *path = file_of(settings, which);
+    char *text = NULL;
+    size_t len = 0;
+    if (path == NULL) return TL_OK;
+    enum tl_status status = read_file(path, which == FILE_KEY, &context->stamps[which], &text, &len, ret_error);
+    if (status != TL_OK) return status;
+    switch (which) {
+    case FILE_CERTIFICATE:
+        status = use_certificate(context, path, text, len, ret_error);
+        break;
+    case FILE_KEY:
+        status = use_key(context->ssl, settings, text, len, ret_error);
+        break;
+    default:
+        status = trust(context->ssl, path, which == FILE_CRL, text, len, ret_error);
+    }
+    OPENSSL_secure_clear_free(text, len + 1);
+    return status;
+}
+
+enum tl_status tl_tls_context_load(const struct tl_tls_settings *settings, struct tl_tls_context **ret_context,
+                                   struct tl_error *ret_error)
+{
+    struct tl_tls_context *context = calloc(1, sizeof(*context));
+    SSL_CTX *ssl = create_ssl(settings->is_tls12_allowed);
+    if (context == NULL || ssl == NULL) {
+        ERR_clear_error();
+        SSL_CTX_free(ssl);
+        free(context);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS");
+    }
+    atomic_init(&context->references, 1);
+    context->ssl = ssl;
+    enum tl_status status = TL_OK;
+    for (unsigned which = 0; which < FILE_COUNT && status == TL_OK; which++)
+        status = load_file(context, settings, which, ret_error);
+    if (status != TL_OK) {
+        tl_tls_context_release(context);
+        return status;
+    }
+    *ret_context = context;
+    return TL_OK;
+}
+
+struct tl_tls_context *tl_tls_context_retain(struct tl_tls_context *context)
+{
+    atomic_fetch_add(&context->references, 1);
+    return context;
+}
+
+void tl_tls_context_release(struct tl_tls_context *context)
+{
+    if (context == NULL || atomic_fetch_sub(&context->references, 1) > 1) return;
+    SSL_CTX_free(context->ssl);
+    free(context);
+}
+
+bool tl_tls_context_is_current(const struct tl_tls_context *context, const struct tl_tls_settings *settings)
+{
+    for (unsigned which = 0; which < FILE_COUNT; which++) {
+        const struct stamp *loaded = &context->stamps[which];
+        const char *path = file_of(settings, which);
+        struct stat info;
+        if (path == NULL) continue;
+        if (stat(path, &info) != 0) return false;
+        struct stamp now = stamp_of(&info);
+        if (now.inode != loaded->inode || now.device != loaded->device || now.size != loaded->size ||
+            now.changed.tv_sec != loaded->changed.tv_sec || now.changed.tv_nsec != loaded->changed.tv_nsec)
+            return false;
+    }
+    return true;
+}
+
+const struct tl_certificate_name *tl_tls_context_self(const struct tl_tls_context *context)
+{
+    return &context->self;
+}
+
+SSL_CTX *tl_tls_context_ssl(const struct tl_tls_context *context)
+{
+    return context->ssl;
+}

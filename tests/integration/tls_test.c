@@ -1,0 +1,525 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * TLS connections without gRPC: which peers the two sides accept, what they say of others, and what becomes of
+ * connections when certificates change.
+ */
+#include <arpa/inet.h>
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "control/tls.h"
+#include "fakes/certificates.h"
+#include "fakes/run_suite.h"
+#include "fakes/temp_folder.h"
+
+#define PATIENCE_MS 60000
+#define MEMBER_0 "URI:spiffe://test/job/node/task/0"
+#define MEMBER_1 "URI:spiffe://test/job/node/task/1"
+
+static struct tl_error error;
+static struct tl_loop *loop;
+static struct authority authority;
+static int accepted_pipe[2]; /* gRPC's ends of the connections that were accepted */
+
+/* One process: its files and its TLS. */
+struct side {
+    char ca[200], certificate[200], key[200], crl[200];
+    struct tl_tls_options options;
+    struct tl_tls *tls;
+};
+
+static struct side server, client;
+static int listening = -1;
+static char target[64];
+
+/* ------------------------------------------------------------------------------------------------------- sides -- */
+
+static void side_name_files(struct side *side, const char *name)
+{
+    snprintf(side->ca, sizeof(side->ca), "%s/ca.pem", temp_folder);
+    snprintf(side->certificate, sizeof(side->certificate), "%s/%s.pem", temp_folder, name);
+    snprintf(side->key, sizeof(side->key), "%s/%s.key", temp_folder, name);
+    snprintf(side->crl, sizeof(side->crl), "%s/%s.crl", temp_folder, name);
+    side->options = (struct tl_tls_options){
+        .settings = {.ca = side->ca, .certificate = side->certificate, .key = side->key},
+        .handshake_timeout_ns = 30 * TL_NS_PER_SEC,
+        .keepalive_timeout_ns = 5 * TL_NS_PER_SEC,
+    };
+}
+
+static long side_issue(struct side *side, const struct certificate_kind *kind)
+{
+    return authority_issue(&authority, kind, side->certificate, side->key);
+}
+
+static void side_start(struct side *side)
+{
+    enum tl_status status = tl_tls_create(&side->options, &side->tls, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+}
+
+static void note_accepted(void *context, int fd, int connection)
+{
+    (void)context;
+    ck_assert_int_ge(connection, 0);
+    ck_assert_int_eq(write(accepted_pipe[1], &fd, sizeof(fd)), sizeof(fd));
+}
+
+static void listen_here(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof(address);
+    listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(bind(listening, (struct sockaddr *)&address, sizeof(address)), 0);
+    ck_assert_int_eq(listen(listening, 100), 0);
+    ck_assert_int_eq(getsockname(listening, (struct sockaddr *)&address, &length), 0);
+    snprintf(target, sizeof(target), "ipv4:127.0.0.1:%u", ntohs(address.sin_port));
+}
+
+static void setup(void)
+{
+    temp_folder_make();
+    authority_init(&authority, "test authority", temp_path("ca.pem"));
+    side_name_files(&server, "server");
+    side_name_files(&client, "client");
+    side_issue(&server, &(struct certificate_kind){.names = MEMBER_0});
+    side_issue(&client, &(struct certificate_kind){.names = MEMBER_1});
+    ck_assert_int_eq(pipe2(accepted_pipe, O_CLOEXEC), 0);
+    ck_assert(tl_loop_create(&loop, &error) == TL_OK);
+    listen_here();
+}
+
+static void teardown(void)
+{
+    tl_tls_destroy(client.tls);
+    tl_tls_destroy(server.tls);
+    tl_loop_destroy(loop);
+    (void)close(listening);
+    authority_fini(&authority);
+    temp_folder_remove();
+}
+
+/* -------------------------------------------------------------------------------------------------- connections -- */
+
+static bool is_dialled;
+static int dialled_fd;
+static struct tl_error dialled_error;
+
+static void note_dialled(void *owner, int fd, const struct tl_error *failure)
+{
+    ck_assert_ptr_eq(owner, &client);
+    is_dialled = true;
+    dialled_fd = fd;
+    dialled_error = *failure;
+}
+
+/* Takes a TCP connection to the server. */
+static void serve_one(void)
+{
+    struct pollfd wait = {.fd = listening, .events = POLLIN};
+    ck_assert_int_eq(poll(&wait, 1, PATIENCE_MS), 1);
+    int fd = accept4(listening, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    ck_assert_int_ge(fd, 0);
+    tl_tls_accept(server.tls, fd, note_accepted, NULL);
+}
+
+/* Dials the server as this name; the result is in dialled_fd and dialled_error. */
+static void dial(const char *expected_name)
+{
+    const struct tl_tls_address address = {.target = target,
+                                           .label = "the server",
+                                           .expected_name = expected_name,
+                                           .deadline_ns = tl_clock_deadline_ns(20 * TL_NS_PER_SEC)};
+    struct tl_tls_dial *handle;
+    is_dialled = false;
+    ck_assert(tl_tls_dial(client.tls, loop, &address, note_dialled, &client, &handle, &error) == TL_OK);
+    serve_one();
+    while (!is_dialled)
+        (void)tl_loop_run_once(loop, TL_TIME_NEVER);
+}
+
+static void start_both(void)
+{
+    side_start(&server);
+    side_start(&client);
+}
+
+/* What a gRPC server sends first; the client's handshake waits for it. */
+static void *say_hello(void *argument)
+{
+    (void)argument;
+    struct pollfd wait = {.fd = accepted_pipe[0], .events = POLLIN};
+    int fd;
+    if (poll(&wait, 1, 5000) != 1 || read(accepted_pipe[0], &fd, sizeof(fd)) != sizeof(fd)) return (void *)(intptr_t)-1;
+    (void)!write(fd, "hello", 5);
+    return (void *)(intptr_t)fd;
+}
+
+struct connected {
+    int client_fd;
+    int server_fd;
+};
+
+static struct connected connect_both(const char *expected_name)
+{
+    pthread_t thread;
+    void *server_fd;
+    ck_assert_int_eq(pthread_create(&thread, NULL, say_hello, NULL), 0);
+    dial(expected_name);
+    ck_assert_msg(dialled_fd >= 0, "%s", dialled_error.message);
+    ck_assert_int_eq(pthread_join(thread, &server_fd), 0);
+    struct connected connected = {.client_fd = dialled_fd, .server_fd = (int)(intptr_t)server_fd};
+    ck_assert_int_ge(connected.server_fd, 0);
+    char text[6] = "";
+    struct pollfd wait = {.fd = connected.client_fd, .events = POLLIN};
+    ck_assert_int_eq(poll(&wait, 1, PATIENCE_MS), 1);
+    ck_assert_int_eq(read(connected.client_fd, text, 5), 5);
+    ck_assert_str_eq(text, "hello");
+    return connected;
+}
+
+static void disconnect(const struct connected *connected)
+{
+    (void)close(connected->client_fd);
+    (void)close(connected->server_fd);
+}
+
+static void assert_peer(struct tl_tls *tls, int fd, const char *name)
+{
+    struct tl_tls_peer *peer = tl_tls_find(tls, fd);
+    ck_assert_ptr_nonnull(peer);
+    ck_assert_str_eq(peer->name.text, name);
+    tl_tls_peer_release(peer);
+}
+
+/* Dials, and checks that it fails with a message that has these words. */
+static void assert_refused(const char *expected_name, const char *words)
+{
+    dial(expected_name);
+    ck_assert_int_eq(dialled_fd, -1);
+    ck_assert_msg(strstr(dialled_error.message, words) != NULL, "%s", dialled_error.message);
+    ck_assert_msg(strncmp(dialled_error.message, "the server: ", 12) == 0, "%s", dialled_error.message);
+}
+
+/* Waits until the other end is closed, and checks that nothing else comes. */
+static void assert_ends(int fd)
+{
+    char byte;
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    ck_assert_int_eq(poll(&wait, 1, PATIENCE_MS), 1);
+    ssize_t got = read(fd, &byte, 1);
+    ck_assert_msg(got == 0 || (got < 0 && errno == ECONNRESET), "%zd", got);
+}
+
+static bool is_open(int fd)
+{
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    return poll(&wait, 1, 0) == 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------- tests -- */
+
+START_TEST(bytes_pass_both_ways)
+{
+    start_both();
+    struct connected connected = connect_both("/job:node/task:0");
+    assert_peer(server.tls, connected.server_fd, "/job:node/task:1");
+    assert_peer(client.tls, connected.client_fd, "/job:node/task:0");
+    enum { TOTAL = 8 << 20, PIECE = 70000 };
+    static uint8_t sent[TOTAL], received[TOTAL];
+    for (size_t i = 0; i < TOTAL; i++)
+        sent[i] = (uint8_t)(i * 2654435761u >> 13);
+    int ends[2][2] = {{connected.client_fd, connected.server_fd}, {connected.server_fd, connected.client_fd}};
+    for (unsigned way = 0; way < 2; way++) {
+        size_t out = 0, in = 0;
+        while (in < TOTAL) {
+            struct pollfd waits[2] = {{.fd = ends[way][0], .events = out < TOTAL ? POLLOUT : 0},
+                                      {.fd = ends[way][1], .events = POLLIN}};
+            ck_assert_int_ge(poll(waits, 2, PATIENCE_MS), 1);
+            size_t piece = TOTAL - out < PIECE ? TOTAL - out : PIECE;
+            ssize_t moved = out < TOTAL ? send(ends[way][0], sent + out, piece, MSG_DONTWAIT) : 0;
+            if (moved > 0) out += (size_t)moved;
+            moved = recv(ends[way][1], received + in, TOTAL - in, MSG_DONTWAIT);
+            if (moved > 0) in += (size_t)moved;
+        }
+        ck_assert_int_eq(memcmp(sent, received, TOTAL), 0);
+        memset(received, 0, TOTAL);
+    }
+    disconnect(&connected);
+}
+END_TEST
+
+START_TEST(what_was_sent_before_the_end_arrives)
+{
+    start_both();
+    struct connected connected = connect_both(NULL);
+    enum { TOTAL = 150000 };
+    static uint8_t bytes[TOTAL];
+    memset(bytes, 7, sizeof(bytes));
+    ck_assert_int_eq(write(connected.server_fd, bytes, TOTAL), TOTAL);
+    (void)close(connected.server_fd);
+    size_t received = 0;
+    for (;;) {
+        struct pollfd wait = {.fd = connected.client_fd, .events = POLLIN};
+        ck_assert_int_eq(poll(&wait, 1, PATIENCE_MS), 1);
+        ssize_t got = read(connected.client_fd, bytes, TOTAL);
+        if (got <= 0) break;
+        received += (size_t)got;
+    }
+    ck_assert_uint_eq(received, TOTAL);
+    (void)close(connected.client_fd);
+}
+END_TEST
+
+START_TEST(another_name)
+{
+    start_both();
+    assert_refused("/job:node/task:7", "for /job:node/task:0, and not for /job:node/task:7");
+}
+END_TEST
+
+START_TEST(another_trust_domain)
+{
+    side_issue(&client, &(struct certificate_kind){.names = "URI:spiffe://other/job/node/task/1"});
+    start_both();
+    assert_refused(NULL, "trust domain");
+}
+END_TEST
+
+START_TEST(another_authority)
+{
+    struct authority other;
+    authority_init(&other, "other authority", temp_path("other.pem"));
+    authority_issue(&other, &(struct certificate_kind){.names = MEMBER_1}, client.certificate, client.key);
+    authority_fini(&other);
+    start_both();
+    assert_refused(NULL, "not of an authority that it trusts");
+}
+END_TEST
+
+START_TEST(self_signed)
+{
+    side_issue(&client, &(struct certificate_kind){.names = MEMBER_1, .is_self_signed = true});
+    start_both();
+    assert_refused(NULL, "not of an authority that it trusts");
+}
+END_TEST
+
+START_TEST(expires_before_the_handshake)
+{
+    side_issue(&client, &(struct certificate_kind){.names = MEMBER_1, .end_s = 2});
+    start_both();
+    sleep(3);
+    assert_refused(NULL, "has expired");
+}
+END_TEST
+
+START_TEST(revoked)
+{
+    long serial = side_issue(&client, &(struct certificate_kind){.names = MEMBER_1});
+    authority_revoke(&authority, &serial, 1, server.crl);
+    server.options.settings.crl = server.crl;
+    start_both();
+    assert_refused(NULL, "revoked");
+}
+END_TEST
+
+START_TEST(no_name)
+{
+    side_issue(&server, &(struct certificate_kind){.names = "email:somebody@example.org"});
+    enum tl_status status = tl_tls_create(&server.options, &server.tls, &error);
+    ck_assert_int_eq(status, TL_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(error.message, "server.pem") != NULL, "%s", error.message);
+}
+END_TEST
+
+static void assert_not_loaded(enum tl_status expected, const char *words)
+{
+    enum tl_status status = tl_tls_create(&server.options, &server.tls, &error);
+    ck_assert_msg(status == expected && strstr(error.message, words) != NULL, "%d: %s", status, error.message);
+}
+
+START_TEST(files_that_cannot_be_used)
+{
+    side_issue(&server, &(struct certificate_kind){.names = MEMBER_0, .begin_s = -100, .end_s = -10});
+    assert_not_loaded(TL_FAILED_PRECONDITION, "has expired");
+    side_issue(&server, &(struct certificate_kind){.names = MEMBER_0, .begin_s = 1000, .end_s = 2000});
+    assert_not_loaded(TL_FAILED_PRECONDITION, "not valid yet");
+    side_issue(&server, &(struct certificate_kind){.names = MEMBER_0, .rsa_bits = 1024});
+    assert_not_loaded(TL_FAILED_PRECONDITION, "RSA needs 2,048 bits");
+    side_issue(&server, &(struct certificate_kind){.names = MEMBER_0});
+    ck_assert_int_eq(chmod(server.key, 0644), 0);
+    assert_not_loaded(TL_PERMISSION_DENIED, "chmod 600");
+    ck_assert_int_eq(chmod(server.key, 0600), 0);
+    server.options.settings.key = client.key;
+    assert_not_loaded(TL_INVALID_ARGUMENT, "does not belong to the certificate");
+    server.options.settings.key = temp_path("nothing.key");
+    assert_not_loaded(TL_NOT_FOUND, "nothing.key");
+    server.options.settings.key = server.key;
+    server.options.settings.ca = server.key;
+    assert_not_loaded(TL_INVALID_ARGUMENT, "has no certificate");
+}
+END_TEST
+
+START_TEST(server_that_does_not_speak_tls)
+{
+    side_start(&client);
+    const struct tl_tls_address address = {
+        .target = target, .label = "the server", .deadline_ns = tl_clock_deadline_ns(20 * TL_NS_PER_SEC)};
+    struct tl_tls_dial *handle;
+    is_dialled = false;
+    ck_assert(tl_tls_dial(client.tls, loop, &address, note_dialled, &client, &handle, &error) == TL_OK);
+    int fd = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+    static const uint8_t settings[] = {0, 0, 0, 4, 0, 0, 0, 0, 0};
+    ck_assert_int_eq(write(fd, settings, sizeof(settings)), sizeof(settings));
+    while (!is_dialled)
+        (void)tl_loop_run_once(loop, TL_TIME_NEVER);
+    ck_assert_int_eq(dialled_fd, -1);
+    ck_assert_msg(strstr(dialled_error.message, "does not speak TLS") != NULL, "%s", dialled_error.message);
+    (void)close(fd);
+}
+END_TEST
+
+/* Connects a socket to the server without TLS. */
+static int dial_plainly(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    address.sin_port = htons((uint16_t)strtoul(strrchr(target, ':') + 1, NULL, 10));
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    serve_one();
+    return fd;
+}
+
+START_TEST(client_that_does_not_speak_tls)
+{
+    side_start(&server);
+    int fd = dial_plainly();
+    static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    ck_assert_int_eq(write(fd, preface, sizeof(preface) - 1), sizeof(preface) - 1);
+    char text[200] = "";
+    size_t len = 0;
+    for (ssize_t got; (got = read(fd, text + len, sizeof(text) - 1 - len)) > 0;)
+        len += (size_t)got;
+    ck_assert_uint_gt(len, 26);
+    ck_assert_str_eq(text + 26, "this worker speaks TLS only: give the client security.tls");
+    (void)close(fd);
+}
+END_TEST
+
+/* A connection that says nothing ends at its deadline, and one that never ends its handshake too. */
+START_TEST(silent_and_slow_clients)
+{
+    server.options.handshake_timeout_ns = TL_NS_PER_SEC;
+    side_start(&server);
+    int silent = dial_plainly();
+    int slow = dial_plainly();
+    static const uint8_t beginning[] = {22, 3, 1, 2, 0, 1};
+    ck_assert_int_eq(write(slow, beginning, sizeof(beginning)), sizeof(beginning));
+    assert_ends(silent);
+    assert_ends(slow);
+    (void)close(silent);
+    (void)close(slow);
+}
+END_TEST
+
+START_TEST(others_are_served_beside_a_thousand_half_open)
+{
+    enum { COUNT = 1100 };
+    static int silent[COUNT];
+    start_both();
+    for (unsigned i = 0; i < COUNT; i++)
+        silent[i] = dial_plainly();
+    struct connected connected = connect_both(NULL);
+    assert_ends(silent[0]); /* the oldest made place */
+    ck_assert(is_open(silent[COUNT - 1]));
+    disconnect(&connected);
+    for (unsigned i = 0; i < COUNT; i++)
+        (void)close(silent[i]);
+}
+END_TEST
+
+START_TEST(certificates_change_while_connections_run)
+{
+    struct connected first, second;
+    authority_revoke(&authority, NULL, 0, server.crl);
+    server.options.settings.crl = server.crl;
+    long serial = side_issue(&client, &(struct certificate_kind){.names = MEMBER_1});
+    start_both();
+    first = connect_both(NULL);
+    /* The client's certificate is replaced: its connection stays, and the next one has the new certificate. */
+    side_issue(&client, &(struct certificate_kind){.names = "URI:spiffe://test/job/node/task/2"});
+    sleep(2);
+    second = connect_both(NULL);
+    ck_assert(is_open(first.server_fd));
+    assert_peer(server.tls, first.server_fd, "/job:node/task:1");
+    assert_peer(server.tls, second.server_fd, "/job:node/task:2");
+    /* The first certificate is revoked: only its connection ends. */
+    authority_revoke(&authority, &serial, 1, server.crl);
+    assert_ends(first.server_fd);
+    ck_assert(is_open(second.server_fd));
+    assert_peer(server.tls, second.server_fd, "/job:node/task:2");
+    disconnect(&first);
+    disconnect(&second);
+}
+END_TEST
+
+START_TEST(certificate_expires_while_its_connection_runs)
+{
+    side_issue(&client, &(struct certificate_kind){.names = MEMBER_1, .end_s = 4});
+    start_both();
+    struct connected connected = connect_both(NULL);
+    ck_assert(is_open(connected.server_fd));
+    assert_ends(connected.server_fd);
+    disconnect(&connected);
+}
+END_TEST
+
+START_TEST(broken_files_change_nothing)
+{
+    start_both();
+    temp_write(server.certificate, "nonsense", 8);
+    sleep(2);
+    struct connected connected = connect_both("/job:node/task:0");
+    disconnect(&connected);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tls");
+    TCase *tcase = tcase_create("tls");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_set_timeout(tcase, 100);
+    tcase_add_test(tcase, bytes_pass_both_ways);
+    tcase_add_test(tcase, what_was_sent_before_the_end_arrives);
+    tcase_add_test(tcase, another_name);
+    tcase_add_test(tcase, another_trust_domain);
+    tcase_add_test(tcase, another_authority);
+    tcase_add_test(tcase, self_signed);
+    tcase_add_test(tcase, expires_before_the_handshake);
+    tcase_add_test(tcase, revoked);
+    tcase_add_test(tcase, no_name);
+    tcase_add_test(tcase, files_that_cannot_be_used);
+    tcase_add_test(tcase, server_that_does_not_speak_tls);
+    tcase_add_test(tcase, client_that_does_not_speak_tls);
+    tcase_add_test(tcase, silent_and_slow_clients);
+    tcase_add_test(tcase, others_are_served_beside_a_thousand_half_open);
+    tcase_add_test(tcase, certificates_change_while_connections_run);
+    tcase_add_test(tcase, certificate_expires_while_its_connection_runs);
+    tcase_add_test(tcase, broken_files_change_nothing);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
