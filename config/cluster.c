@@ -18,8 +18,6 @@
 #include "config/address.h"
 #include "config/quote.h"
 
-#define MAX_JOB_BYTES 128
-
 /* A task while the cluster is read. */
 struct draft {
     struct tl_config_task task;
@@ -48,10 +46,10 @@ const char *tl_cluster_task_name(struct tl_arena *arena, const char *job, uint32
     return tl_arena_format(arena, "/job:%s/task:%" PRIu32, job, index);
 }
 
-static bool is_job_name(const char *name)
+bool tl_cluster_is_job_name(const char *name)
 {
     size_t length = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-");
-    return length > 0 && length <= MAX_JOB_BYTES && name[length] == '\0';
+    return length > 0 && length < TL_JOB_NAME_BYTES && name[length] == '\0';
 }
 
 /* Checks a task's address and writes its one spelling. */
@@ -118,10 +116,10 @@ static size_t task_count(const struct tl_json_value *job)
 static enum tl_status check_job(const struct tl_json_value *job, bool allows_empty_jobs, struct tl_error *ret_error)
 {
     char quoted[TL_QUOTE_BYTES];
-    if (!is_job_name(job->key)) {
+    if (!tl_cluster_is_job_name(job->key)) {
         return tl_json_fail_key(job, TL_INVALID_ARGUMENT, ret_error,
                                 "%s is no job name; use 1 to %d letters, digits, '_', '.' and '-'",
-                                tl_quote(job->key, quoted), MAX_JOB_BYTES);
+                                tl_quote(job->key, quoted), TL_JOB_NAME_BYTES - 1);
     }
     if (!json_is_array(job->json) && !json_is_object(job->json)) {
         return tl_json_fail(job, TL_INVALID_ARGUMENT, ret_error,
@@ -213,7 +211,7 @@ enum tl_status tl_cluster_read(const struct tl_json_value *cluster, bool allows_
     struct tl_json_value job;
     TL_JSON_FOREACH(cluster, job)
     {
-        if (!is_job_name(job.key)) continue;
+        if (!tl_cluster_is_job_name(job.key)) continue;
         status = read_job(&reading, &job, ret_error);
         if (status != TL_OK) return status;
     }

@@ -15,6 +15,9 @@
 /* Tasks are numbered from 0 to this. */
 #define TL_MAX_TASK_INDEX 999999999u
 
+/* Holds every name of a job. */
+#define TL_JOB_NAME_BYTES 129
+
 /* Reads {"ps": ["host:port", ...], "worker": {"0": "host:port", ...}} into tasks sorted by job name, then index, whose
  * settings are not filled. allows_empty_jobs: a job without tasks is passed over, as TensorFlow does, not refused.
  * Errors: TL_INVALID_ARGUMENT: no tasks, a job name, index or address that is none, two tasks at one address.
@@ -22,6 +25,9 @@
 enum tl_status tl_cluster_read(const struct tl_json_value *cluster, bool allows_empty_jobs, struct tl_arena *arena,
                                struct tl_config_task **ret_tasks, size_t *ret_count,
                                struct tl_error *ret_error) TL_MUST_USE;
+
+/* 1 to 128 letters, digits, '_', '.' and '-'. */
+bool tl_cluster_is_job_name(const char *name);
 
 /* "/job:ps/task:0". NULL: no memory. */
 const char *tl_cluster_task_name(struct tl_arena *arena, const char *job, uint32_t index);

@@ -14,10 +14,12 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "config/allow_list.h"
 #include "config/cluster.h"
 #include "config/config_private.h"
 #include "config/jobs.h"
 #include "config/quote.h"
+#include "config/security.h"
 
 /* More names than these are not searched for the nearest. */
 #define MAX_NAMES 256
@@ -67,16 +69,44 @@ enum tl_status tl_config_read_cluster(struct tl_config *config, const struct tl_
     return TL_OK;
 }
 
+/* Checks a layer that tasks have. */
+static enum tl_status check_layer(const struct tl_config *config, const struct tl_settings_layer *layer,
+                                  struct tl_json_doc *doc, struct tl_error *ret_error)
+{
+    bool has_other_errors = doc->errors && doc->errors->count > 0;
+    enum tl_status status = tl_settings_check(layer, doc, ret_error);
+    /* A job that a rule names may be missing because its entry is wrong. */
+    if (status != TL_OK || has_other_errors) return status;
+    return tl_allow_list_check_tasks(&layer->settings.security, doc, config->tasks, config->task_count, ret_error);
+}
+
+/* Fills the settings of all tasks, and of a process that is none, from their layers. */
+static enum tl_status fill_settings(struct tl_config *config, struct tl_error *ret_error)
+{
+    struct tl_config_private *memory = tl_config_private(config);
+    size_t count = config->task_count;
+    memory->files = tl_arena_alloc_array(memory->arena, count + 1, sizeof(*memory->files));
+    if (!memory->files) return tl_json_no_memory(config->source, ret_error);
+    config->client_settings = memory->top->settings;
+    bool is_complete = tl_security_name_files(&config->client_settings, NULL, memory->arena, &memory->files[count]);
+    for (size_t i = 0; is_complete && i < count; i++) {
+        struct tl_config_task *task = &config->tasks[i];
+        task->settings = memory->layers[i]->settings;
+        is_complete = tl_security_name_files(&task->settings, task, memory->arena, &memory->files[i]);
+    }
+    return is_complete ? TL_OK : tl_json_no_memory(config->source, ret_error);
+}
+
 enum tl_status tl_config_apply_layers(struct tl_config *config, struct tl_json_doc *doc, struct tl_error *ret_error)
 {
     const struct tl_config_private *memory = tl_config_private(config);
     for (size_t i = 0; i < config->task_count; i++) {
         bool is_checked = i > 0 && memory->layers[i] == memory->layers[i - 1];
-        enum tl_status status = is_checked ? TL_OK : tl_settings_check(memory->layers[i], doc, ret_error);
+        enum tl_status status = is_checked ? TL_OK : check_layer(config, memory->layers[i], doc, ret_error);
         if (status != TL_OK) return status;
-        config->tasks[i].settings = memory->layers[i]->settings;
     }
-    config->client_settings = memory->top->settings;
+    enum tl_status status = fill_settings(config, ret_error);
+    if (status != TL_OK) return status;
     /* A contradiction that no task has is an error only for a process that is no task. */
     struct tl_config_errors *errors = doc->errors;
     doc->errors = NULL;
@@ -234,12 +264,17 @@ size_t tl_config_values(const struct tl_config *config, const struct tl_config_t
     bool is_member = task >= config->tasks && task < config->tasks + config->task_count;
     size_t place = is_member ? (size_t)(task - config->tasks) : 0;
     const struct tl_settings_layer *layer = is_member ? memory->layers[place] : memory->top;
+    const struct tl_security_files *files = &memory->files[is_member ? place : config->task_count];
     for (size_t i = 0; i < tl_settings_count && i < capacity; i++) {
+        const struct tl_setting *setting = &tl_settings_table[i];
         const struct tl_setting_origin *origin = &layer->origins[i];
-        bool is_own_address = is_member && tl_settings_table[i].kind == TL_SETTING_ADDRESS && !task->settings.listen;
+        bool is_own_address = is_member && setting->kind == TL_SETTING_ADDRESS && !task->settings.listen;
+        const char *file = tl_security_file_value(files, setting);
         ret_values[i] = (struct tl_config_value){
-            .path = tl_settings_table[i].path,
-            .value = is_own_address ? memory->addresses[place] : origin->value,
+            .path = setting->path,
+            .value = is_own_address ? memory->addresses[place]
+                     : file         ? file
+                                    : origin->value,
             .origin = origin->origin,
         };
     }

@@ -10,12 +10,14 @@
 #include "config/arena.h"
 #include "config/config.h"
 #include "config/json_doc.h"
+#include "config/security.h"
 #include "config/settings_layer.h"
 
 struct tl_config_private {
     struct tl_arena *arena;                  /* holds everything, this too */
     const struct tl_settings_layer **layers; /* [task_count]: where the settings of each task come from */
     const char **addresses;                  /* [task_count]: the addresses as JSON */
+    struct tl_security_files *files;         /* [task_count + 1]: those of each task, and of a process that is none */
     const struct tl_settings_layer *top; /* for processes that are no tasks: a client peer, and an evaluator as self */
 };
 

@@ -218,6 +218,14 @@ static bool is_among_tasks(const struct tl_config *config, const struct tl_confi
     return task >= config->tasks && task < config->tasks + config->task_count;
 }
 
+/* The files of "security" stay: a layer has them with "{name}", and no variable changes them. */
+static void replace(struct tl_settings *settings, const struct tl_settings_layer *layer)
+{
+    const struct tl_security_settings security = settings->security;
+    *settings = layer->settings;
+    settings->security = security;
+}
+
 static enum tl_status apply(struct tl_config *config, const struct given *given, struct tl_error *ret_error)
 {
     struct tl_config_private *memory = tl_config_private(config);
@@ -228,12 +236,12 @@ static enum tl_status apply(struct tl_config *config, const struct given *given,
     if (status != TL_OK) return status;
     memory->layers = layers;
     memory->top = top;
-    config->client_settings = top->settings;
+    replace(&config->client_settings, top);
     for (size_t i = 0; i < config->task_count; i++)
-        config->tasks[i].settings = layers[i]->settings;
+        replace(&config->tasks[i].settings, layers[i]);
     /* Such a self is ours to write: it is in the arena. */
     if (config->self && !is_among_tasks(config, config->self))
-        ((struct tl_config_task *)(uintptr_t)config->self)->settings = top->settings;
+        replace(&((struct tl_config_task *)(uintptr_t)config->self)->settings, top);
     return TL_OK;
 }
 

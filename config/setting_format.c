@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/text.h"
+#include "config/allow_list.h"
 #include "config/network_list.h"
 
 static const void *const_field(const struct tl_settings *settings, const struct tl_setting *setting)
@@ -68,7 +69,7 @@ char *tl_setting_format_number(enum tl_setting_kind kind, uint64_t number, char 
     return ret_text;
 }
 
-static const char *dump(json_t *json, struct tl_arena *arena)
+const char *tl_json_dump(json_t *json, struct tl_arena *arena)
 {
     if (!json) return NULL;
     size_t length = json_dumpb(json, NULL, 0, JSON_ENCODE_ANY);
@@ -80,7 +81,7 @@ static const char *dump(json_t *json, struct tl_arena *arena)
 
 const char *tl_json_text(const char *text, struct tl_arena *arena)
 {
-    return dump(json_string(text), arena);
+    return tl_json_dump(json_string(text), arena);
 }
 
 static const char *format_files(const struct tl_settings *settings, struct tl_arena *arena)
@@ -94,7 +95,7 @@ static const char *format_files(const struct tl_settings *settings, struct tl_ar
             return NULL;
         }
     }
-    return dump(list, arena);
+    return tl_json_dump(list, arena);
 }
 
 const char *tl_setting_format(const struct tl_setting *setting, const struct tl_settings *settings,
@@ -120,6 +121,7 @@ const char *tl_setting_format(const struct tl_setting *setting, const struct tl_
     case TL_SETTING_NETWORKS:
         memcpy(&text, from, sizeof(text));
         return tl_network_list_format(text, arena);
+    case TL_SETTING_FILE:
     case TL_SETTING_FOLDER:
         memcpy(&text, from, sizeof(text));
         if (text && !tl_text_is_utf8(text, strlen(text))) text = "(not UTF-8)";
@@ -133,6 +135,8 @@ const char *tl_setting_format(const struct tl_setting *setting, const struct tl_
         return tl_arena_format(arena, "\"gpu:%" PRId32 "\"", device.index);
     case TL_SETTING_FILES:
         return format_files(settings, arena);
+    case TL_SETTING_ALLOW:
+        return tl_allow_list_format(&settings->security, arena);
     case TL_SETTING_COUNT:
     case TL_SETTING_SIZE:
     case TL_SETTING_DURATION:

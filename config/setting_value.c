@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "config/address.h"
+#include "config/allow_list.h"
 #include "config/device_list.h"
 #include "config/device_name.h"
 #include "config/network_list.h"
@@ -223,15 +224,16 @@ static char *place_file(struct tl_arena *arena, const char *folder, const char *
     return tl_arena_format(arena, "%s%s%s", is_relative ? folder : "", slash, name);
 }
 
-static enum tl_status read_folder(const struct tl_json_value *value, struct tl_arena *arena, const char *folder,
-                                  const char **ret_folder, struct tl_error *ret_error)
+/* A file or a folder; `what` says which. */
+static enum tl_status read_path(const struct tl_json_value *value, const char *what, struct tl_arena *arena,
+                                const char *folder, const char **ret_path, struct tl_error *ret_error)
 {
-    enum tl_status status = tl_json_expect(value, JSON_STRING, "a folder such as \"/run/tensorlane\"", ret_error);
+    enum tl_status status = tl_json_expect(value, JSON_STRING, what, ret_error);
     if (status != TL_OK) return status;
     const char *name = json_string_value(value->json);
     char *placed = name[0] != '\0' ? place_file(arena, folder, name) : NULL;
     if (name[0] != '\0' && !placed) return tl_json_no_memory(value->doc->source, ret_error);
-    *ret_folder = placed;
+    *ret_path = placed;
     return TL_OK;
 }
 
@@ -335,14 +337,19 @@ enum tl_status tl_setting_read(const struct tl_setting *setting, const struct tl
         return read_address(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_FILES:
         return read_files(value, arena, folder, settings, ret_error);
+    case TL_SETTING_FILE:
+        return read_path(value, "a file such as \"certs/ca.pem\"", arena, folder, field(settings, setting), ret_error);
     case TL_SETTING_FOLDER:
-        return read_folder(value, arena, folder, field(settings, setting), ret_error);
+        return read_path(value, "a folder such as \"/run/tensorlane\"", arena, folder, field(settings, setting),
+                         ret_error);
     case TL_SETTING_NETWORKS:
         return tl_network_list_read(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_DEVICES:
         return read_devices(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_TENSOR_DEVICE:
         return read_tensor_device(value, field(settings, setting), ret_error);
+    case TL_SETTING_ALLOW:
+        return tl_allow_list_read(value, arena, &settings->security, ret_error);
     case TL_SETTING_SIZE:
     case TL_SETTING_COUNT:
     case TL_SETTING_DURATION:
@@ -364,6 +371,7 @@ void tl_setting_set_default(const struct tl_setting *setting, struct tl_settings
         memcpy(field(settings, setting), &flag, sizeof(flag));
         break;
     case TL_SETTING_ADDRESS:
+    case TL_SETTING_FILE:
     case TL_SETTING_FOLDER:
     case TL_SETTING_NETWORKS:
     case TL_SETTING_DEVICES:
@@ -375,6 +383,9 @@ void tl_setting_set_default(const struct tl_setting *setting, struct tl_settings
     case TL_SETTING_FILES:
         settings->publish = NULL;
         settings->publish_count = 0;
+        break;
+    case TL_SETTING_ALLOW:
+        tl_allow_list_set_default(&settings->security);
         break;
     case TL_SETTING_SIZE:
     case TL_SETTING_COUNT:

@@ -18,10 +18,12 @@ enum tl_setting_kind {
     TL_SETTING_BOOL,          /* bool */
     TL_SETTING_ADDRESS,       /* const char *, NULL: none */
     TL_SETTING_FILES,         /* publish and publish_count */
+    TL_SETTING_FILE,          /* const char *, NULL: none, "" in JSON */
     TL_SETTING_FOLDER,        /* const char *, NULL: none, "" in JSON */
     TL_SETTING_NETWORKS,      /* const char *, as peer_networks in struct tl_settings */
     TL_SETTING_DEVICES,       /* RDMA devices: const char *, NULL: no list, "" in JSON */
     TL_SETTING_TENSOR_DEVICE, /* where tensors lie: struct tl_device */
+    TL_SETTING_ALLOW,         /* security.allow and security.allow_count */
     TL_SETTING_SIZE,          /* uint64_t; a number of bytes or text with a unit */
     TL_SETTING_COUNT,         /* uint64_t; a number */
     TL_SETTING_DURATION,      /* int64_t nanoseconds; text with a unit */
@@ -37,7 +39,8 @@ struct tl_choice {
 };
 
 struct tl_setting {
-    const char *group; /* the object it is in, "limits"; NULL: none */
+    const char *group;    /* the object it is in, "limits"; NULL: none */
+    const char *subgroup; /* the object in that, "tls"; NULL: none */
     const char *name;
     const char *path; /* "limits.chunk" */
     enum tl_setting_kind kind;
@@ -73,6 +76,9 @@ char *tl_setting_format_number(enum tl_setting_kind kind, uint64_t number, char 
 /* The field as JSON, sizes and durations exact and with the largest unit that divides them. NULL: no memory. */
 const char *tl_setting_format(const struct tl_setting *setting, const struct tl_settings *settings,
                               struct tl_arena *arena);
+
+/* JSON as text; takes the reference. NULL: no memory, also when json is NULL. */
+const char *tl_json_dump(json_t *json, struct tl_arena *arena);
 
 /* Text as a JSON string, with its quotes. NULL: no memory. */
 const char *tl_json_text(const char *text, struct tl_arena *arena);

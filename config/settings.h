@@ -11,6 +11,8 @@
 
 #include <tensorlane/tensor.h>
 
+#include "base/action.h"
+
 /* The protocols, each with its word in the configuration. The enum, what the configuration and --protocol accept, and
  * the help of pull are made from this list. config/schema.json, which a test compares with it, documents and other
  * tests repeat the words. */
@@ -31,6 +33,9 @@ enum tl_rdma_policy { TL_RDMA_PREFER = 0, TL_RDMA_REQUIRE = 1, TL_RDMA_OFF = 2 }
 enum tl_connect_policy { TL_CONNECT_LAZY = 0, TL_CONNECT_EAGER = 1 };
 enum tl_verbs_keys { TL_VERBS_KEYS_WINDOW = 0, TL_VERBS_KEYS_REGION = 1 };
 
+enum tl_tls_version { TL_TLS_1_2 = 0x0303, TL_TLS_1_3 = 0x0304 }; /* as they are on the wire */
+enum tl_encrypt { TL_ENCRYPT_PREFER = 0, TL_ENCRYPT_REQUIRE = 1 };
+
 enum tl_process_vm { TL_PROCESS_VM_AUTO = 0, TL_PROCESS_VM_OFF = 1 };
 enum tl_local_map { TL_LOCAL_MAP_FILES = 0, TL_LOCAL_MAP_OFF = 1 };
 
@@ -39,6 +44,10 @@ enum tl_local_map { TL_LOCAL_MAP_FILES = 0, TL_LOCAL_MAP_OFF = 1 };
 
 /* In "peers.addresses". */
 #define TL_MAX_PEER_NETWORKS 256
+
+/* In "security.allow": rules, and roles of one rule. */
+#define TL_MAX_ALLOW_RULES 64
+#define TL_MAX_ALLOW_ROLES 256
 
 /* What a task has that does not set "verbs": {"pool"} and "limits": {"connections"}. */
 #define TL_DEFAULT_POOL_BYTES (UINT64_C(64) << 20)
@@ -86,6 +95,44 @@ struct tl_gpu_settings {
     bool is_proxy_forced; /* {"proxy": false}: only the worker itself accesses its GPUs, through pinned memory */
 };
 
+/* Callers that a rule of "security.allow" is about. */
+enum tl_role_kind {
+    TL_ROLE_ANY,    /* "any" */
+    TL_ROLE_MEMBER, /* "member": every task */
+    TL_ROLE_JOB,    /* "job:ps" */
+    TL_ROLE_TASK,   /* "task:ps:0" */
+    TL_ROLE_CLIENT, /* "spiffe://example.org/client/ann", "ann.example.org": a certificate that is no task's */
+};
+
+struct tl_role {
+    enum tl_role_kind kind;
+    const char *word; /* as it is in the configuration */
+    const char *name; /* what a caller's name is compared with: "/job:ps/task:" is the start of it, "/job:ps/task:0" and
+                         a client's name the whole; without meaning for any and member */
+    uint32_t node;    /* place of the word in the document, while that is open */
+};
+
+/* One rule: these callers may do this. */
+struct tl_allow_rule {
+    const struct tl_role *roles; /* [role_count] */
+    size_t role_count;
+    unsigned actions; /* 1U << enum tl_action */
+};
+
+/* Who may connect to a task, and do what: "security". The files are all NULL, or NULL but for crl. Relative ones start
+ * at the folder of the configuration; "{name}" in them was replaced by JOB-INDEX of the task ("ps-0"), or by "client".
+ */
+struct tl_security_settings {
+    const char *ca;                    /* "tls": {"ca": "certs/ca.pem"}; NULL: no TLS */
+    const char *certificate;           /* {"certificate": "certs/{name}.pem"} */
+    const char *key;                   /* {"key": "certs/{name}.key"} */
+    const char *crl;                   /* {"crl": "certs/crl.pem"}; NULL: nothing is revoked */
+    enum tl_tls_version min_version;   /* {"min_version": "1.3"} */
+    enum tl_encrypt encrypt;           /* "encrypt": "require": no tensor leaves the host as plain text */
+    const struct tl_allow_rule *allow; /* "allow": [{"who": ["member"], "what": ["read"]}], [allow_count] */
+    size_t allow_count;
+};
+
 /* The settings of one task, every value effective. Sizes in bytes, durations in nanoseconds. */
 struct tl_settings {
     enum tl_protocol protocol;      /* "protocol": a word of TL_PROTOCOLS */
@@ -117,6 +164,8 @@ struct tl_settings {
     struct tl_local_settings local; /* "local" */
     struct tl_verbs_settings verbs; /* "verbs" */
     struct tl_gpu_settings gpu;     /* "gpu" */
+
+    struct tl_security_settings security; /* "security" */
 
     int log_level;  /* "log": {"level": "info"}; enum tl_log_level */
     int log_format; /* {"format": "key-value" or "json"}; enum tl_log_format */

@@ -3,9 +3,8 @@
  * The layers of settings.
  *
  * Happy path: defaults; then one layer per object of the file that has settings. Every member is found in the table by
- * group and name, read, and its place noted. Failure modes: an unknown name is refused with the nearest; "security" is
- * refused until a version defines it; a value that is wrong by itself is refused where it stands, one that contradicts
- * another at the place that was set last.
+ * group and name, read, and its place noted. Failure modes: an unknown name is refused with the nearest; a value that
+ * is wrong by itself is refused where it stands, one that contradicts another at the place that was set last.
  */
 #include "config/settings_layer.h"
 
@@ -14,6 +13,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "config/quote.h"
+#include "config/security.h"
 
 /* Names that are known anywhere, for the search of the nearest. */
 #define MAX_NAMES 32
@@ -55,6 +55,12 @@ enum tl_status tl_settings_create(struct tl_arena *arena, const char *source, st
     return TL_OK;
 }
 
+/* An object of settings: the top of a level, a group, or a subgroup of it. */
+struct object {
+    const char *group;    /* NULL: the top */
+    const char *subgroup; /* NULL: the group itself */
+};
+
 /* What reading one object needs all the way down. */
 struct reading {
     enum tl_settings_level level;
@@ -63,26 +69,34 @@ struct reading {
     struct tl_settings_layer *layer;
 };
 
-static bool is_same_group(const char *a, const char *b)
+static bool is_same(const char *a, const char *b)
 {
     return a == b || (a && b && strcmp(a, b) == 0);
 }
 
-/* The names that may stand in a group, or at the top of a level; returns how many. */
-static size_t list_names(const char *group, enum tl_settings_level level, const char **ret_names)
+/* The name in the object under which a setting is found: its own, or that of an object that it is in. NULL: the setting
+ * is elsewhere. */
+static const char *name_within(const struct tl_setting *setting, const struct object *object, bool *ret_is_object)
+{
+    *ret_is_object = true;
+    if (!object->group && setting->group) return setting->group;
+    if (!is_same(setting->group, object->group)) return NULL;
+    if (!object->subgroup && setting->subgroup) return setting->subgroup;
+    *ret_is_object = false;
+    return is_same(setting->subgroup, object->subgroup) ? setting->name : NULL;
+}
+
+/* The names that may stand in an object; returns how many. */
+static size_t list_names(const struct object *object, enum tl_settings_level level, const char **ret_names)
 {
     size_t count = 0;
-    const char *last_group = NULL;
     for (size_t i = 0; i < tl_settings_count; i++) {
-        const struct tl_setting *setting = &tl_settings_table[i];
-        if (is_same_group(setting->group, group)) {
-            ret_names[count++] = setting->name;
-        } else if (!group && !is_same_group(setting->group, last_group)) {
-            ret_names[count++] = setting->group;
-        }
-        last_group = setting->group;
+        bool is_object;
+        const char *name = name_within(&tl_settings_table[i], object, &is_object);
+        bool is_listed = count > 0 && is_object && is_same(name, ret_names[count - 1]);
+        if (name && !is_listed) ret_names[count++] = name;
     }
-    for (size_t i = 0; !group && structure[level][i]; i++) {
+    for (size_t i = 0; !object->group && structure[level][i]; i++) {
         ret_names[count++] = structure[level][i];
     }
     TL_CHECK(count <= MAX_NAMES);
@@ -118,50 +132,41 @@ static const struct {
 static const char *find_remedy(const char *group, const char *name)
 {
     for (size_t i = 0; i < TL_ARRAY_COUNT(former_settings); i++) {
-        if (is_same_group(former_settings[i].group, group) && strcmp(former_settings[i].name, name) == 0)
+        if (is_same(former_settings[i].group, group) && strcmp(former_settings[i].name, name) == 0)
             return former_settings[i].remedy;
     }
     return NULL;
 }
 
-static enum tl_status read_member(struct reading *reading, const char *group, const struct tl_json_value *member,
-                                  struct tl_error *ret_error)
+static enum tl_status read_setting(struct reading *reading, const struct object *object,
+                                   const struct tl_json_value *member, struct tl_error *ret_error)
 {
     for (size_t i = 0; i < tl_settings_count; i++) {
         const struct tl_setting *setting = &tl_settings_table[i];
-        if (!is_same_group(setting->group, group) || strcmp(setting->name, member->key) != 0) continue;
+        bool is_object;
+        const char *name = name_within(setting, object, &is_object);
+        if (is_object || !name || strcmp(name, member->key) != 0) continue;
         enum tl_status status =
             tl_setting_read(setting, member, reading->arena, reading->folder, &reading->layer->settings, ret_error);
         reading->layer->origins[i].is_refused = status != TL_OK;
         if (status != TL_OK) return status;
         return tl_settings_note_origin(reading->layer, i, member, reading->level, reading->arena, ret_error);
     }
-    const char *remedy = find_remedy(group, member->key);
+    const char *remedy = find_remedy(object->group, member->key);
     if (remedy != NULL)
         return tl_json_fail_key(member, TL_INVALID_ARGUMENT, ret_error, "the setting \"%s\" %s", member->key, remedy);
     const char *names[MAX_NAMES];
-    size_t count = list_names(group, reading->level, names);
+    size_t count = list_names(object, reading->level, names);
     return tl_json_fail_unknown_key(member, "setting", names, count, ret_error);
 }
 
-static enum tl_status read_group(struct reading *reading, const struct tl_json_value *group, struct tl_error *ret_error)
-{
-    enum tl_status status = tl_json_expect(group, JSON_OBJECT, "an object of settings", ret_error);
-    struct tl_json_value member;
-    if (status != TL_OK) return status;
-    TL_JSON_FOREACH(group, member)
-    {
-        status = tl_json_collect(group->doc, read_member(reading, group->key, &member, ret_error), ret_error);
-        if (status != TL_OK) return status;
-    }
-    return TL_OK;
-}
-
-static bool is_group(const char *name)
+/* Whether the name stands for an object in this one. */
+static bool is_object_within(const struct object *object, const char *key)
 {
     for (size_t i = 0; i < tl_settings_count; i++) {
-        const char *group = tl_settings_table[i].group;
-        if (group && strcmp(group, name) == 0) return true;
+        bool is_object;
+        const char *name = name_within(&tl_settings_table[i], object, &is_object);
+        if (name && is_object && strcmp(name, key) == 0) return true;
     }
     return false;
 }
@@ -174,31 +179,38 @@ static bool is_structure(const char *key, enum tl_settings_level level)
     return false;
 }
 
+static enum tl_status read_object(struct reading *reading, const struct object *object,
+                                  const struct tl_json_value *value, struct tl_error *ret_error)
+{
+    enum tl_status status = tl_json_expect(value, JSON_OBJECT, "an object of settings", ret_error);
+    struct tl_json_value member;
+    if (status != TL_OK) return status;
+    TL_JSON_FOREACH(value, member)
+    {
+        struct object inner = {.group = object->group ? object->group : member.key};
+        if (object->group) inner.subgroup = member.key;
+        if (!object->group && is_structure(member.key, reading->level)) continue;
+        status = is_object_within(object, member.key) ? read_object(reading, &inner, &member, ret_error)
+                                                      : read_setting(reading, object, &member, ret_error);
+        status = tl_json_collect(value->doc, status, ret_error);
+        if (status != TL_OK) return status;
+    }
+    return TL_OK;
+}
+
 enum tl_status tl_settings_read(const struct tl_json_value *object, enum tl_settings_level level, const char *folder,
                                 struct tl_arena *arena, const struct tl_settings_layer *below,
                                 const struct tl_settings_layer **ret_layer, struct tl_error *ret_error)
 {
+    static const struct object top = {.group = NULL};
     enum tl_status status = tl_json_expect(object, JSON_OBJECT, "an object of settings", ret_error);
     if (status != TL_OK) return status;
     struct reading reading = {.level = level, .folder = folder, .arena = arena};
     reading.layer = tl_settings_copy(below, arena);
     if (!reading.layer) return tl_json_no_memory(object->doc->source, ret_error);
-    struct tl_json_value member;
-    TL_JSON_FOREACH(object, member)
-    {
-        if (is_structure(member.key, level)) continue;
-        if (strcmp(member.key, "security") == 0) {
-            status = tl_json_fail_key(&member, TL_UNIMPLEMENTED, ret_error,
-                                      "is reserved: a later version will define it; remove it");
-        } else {
-            status = is_group(member.key) ? read_group(&reading, &member, ret_error)
-                                          : read_member(&reading, NULL, &member, ret_error);
-        }
-        status = tl_json_collect(object->doc, status, ret_error);
-        if (status != TL_OK) return status;
-    }
-    *ret_layer = reading.layer;
-    return TL_OK;
+    status = read_object(&reading, &top, object, ret_error);
+    if (status == TL_OK) *ret_layer = reading.layer;
+    return status;
 }
 
 /* The error for two settings that contradict each other, at the one that was set last. The defaults agree, so that one
@@ -242,5 +254,5 @@ enum tl_status tl_settings_check(const struct tl_settings_layer *layer, struct t
         enum tl_status status = tl_json_collect(doc, refuse_order(layer, small, large, doc, ret_error), ret_error);
         if (status != TL_OK) return status;
     }
-    return TL_OK;
+    return tl_security_check(layer, doc, ret_error);
 }

@@ -58,6 +58,18 @@ static const struct tl_choice map_choices[] = {
     {NULL, 0, NULL},
 };
 
+static const struct tl_choice tls_version_choices[] = {
+    {"1.2", TL_TLS_1_2, NULL},
+    {"1.3", TL_TLS_1_3, NULL},
+    {NULL, 0, NULL},
+};
+
+static const struct tl_choice encrypt_choices[] = {
+    {"prefer", TL_ENCRYPT_PREFER, NULL},
+    {"require", TL_ENCRYPT_REQUIRE, NULL},
+    {NULL, 0, NULL},
+};
+
 static const struct tl_choice log_level_choices[] = {
     {"error", TL_LOG_ERROR, NULL},
     {"warn", TL_LOG_WARN, NULL},
@@ -74,6 +86,8 @@ static const struct tl_choice log_format_choices[] = {
 
 #define TOP(name_) .name = (name_), .path = (name_)
 #define IN(group_, name_) .group = group_, .name = name_, .path = group_ "." name_
+#define WITHIN(group_, subgroup_, name_)                                                                               \
+    .group = group_, .subgroup = subgroup_, .name = name_, .path = group_ "." subgroup_ "." name_
 #define AT(member) .offset = offsetof(struct tl_settings, member)
 #define CHOICE(list, first) .kind = TL_SETTING_CHOICE, .choices = (list), .default_value = (uint64_t)(first)
 #define NUMBER(kind_, min_, max_, default_) .kind = (kind_), .min = (min_), .max = (max_), .default_value = (default_)
@@ -134,6 +148,13 @@ const struct tl_setting tl_settings_table[] = {
     {IN("verbs", "peer_timeout"), AT(verbs.peer_timeout_ns), DURATION(50 * MS, 1 * HOUR, 800 * MS)},
     {IN("verbs", "bounce"), AT(verbs.is_bounce_forced), .kind = TL_SETTING_BOOL},
     {IN("gpu", "proxy"), AT(gpu.is_proxy_forced), .kind = TL_SETTING_BOOL},
+    {WITHIN("security", "tls", "ca"), AT(security.ca), .kind = TL_SETTING_FILE},
+    {WITHIN("security", "tls", "certificate"), AT(security.certificate), .kind = TL_SETTING_FILE},
+    {WITHIN("security", "tls", "key"), AT(security.key), .kind = TL_SETTING_FILE},
+    {WITHIN("security", "tls", "crl"), AT(security.crl), .kind = TL_SETTING_FILE},
+    {WITHIN("security", "tls", "min_version"), AT(security.min_version), CHOICE(tls_version_choices, TL_TLS_1_3)},
+    {IN("security", "encrypt"), AT(security.encrypt), CHOICE(encrypt_choices, TL_ENCRYPT_PREFER)},
+    {IN("security", "allow"), AT(security.allow), .kind = TL_SETTING_ALLOW},
     {IN("log", "level"), AT(log_level), CHOICE(log_level_choices, TL_LOG_INFO)},
     {IN("log", "format"), AT(log_format), CHOICE(log_format_choices, TL_LOG_KEY_VALUE)},
 };

@@ -44,9 +44,22 @@ static bool requires_rdma_in_vain(const struct tl_config *config)
     return false;
 }
 
-/* Files that tasks of this machine publish and that are not there. Returns how many there are. A worker may run as a
- * user who may read more than this one: what only this user may not read is a warning. */
-static size_t check_published(const struct tl_config *config)
+/* Reports a file that a task cannot use. Returns whether that is an error. A worker may run as a user who may read more
+ * than this one: what only this user may not read is a warning. */
+static bool check_file(const struct tl_config *config, const struct tl_config_task *task, const char *what,
+                       const char *path)
+{
+    if (!path || access(path, R_OK) == 0) return false;
+    bool is_warning = errno == EACCES;
+    tl_output_error("config", "%s%s: %s, which is to run on this machine, cannot %s %s%s: %s",
+                    is_warning ? "warning: " : "", config->source, task->name, what, path,
+                    is_warning ? " unless its user may read more than this one" : "", strerror(errno));
+    return !is_warning;
+}
+
+/* Files that tasks of this machine publish, or prove their names with, and that are not there. Returns how many there
+ * are. */
+static size_t check_files_of_tasks(const struct tl_config *config)
 {
     char host[256];
     uint16_t port;
@@ -55,18 +68,16 @@ static size_t check_published(const struct tl_config *config)
     struct tl_local_hosts *hosts = tl_local_hosts_create();
     for (size_t i = 0; hosts && i < config->task_count; i++) {
         const struct tl_config_task *task = &config->tasks[i];
-        if (task->settings.publish_count == 0) continue;
+        const struct tl_security_settings *security = &task->settings.security;
+        if (task->settings.publish_count == 0 && !security->ca) continue;
         if (tl_address_split(task->address, host, sizeof(host), &port, NULL) != TL_OK) continue;
         if (!tl_local_hosts_has(hosts, host, &reason)) continue;
-        for (size_t j = 0; j < task->settings.publish_count; j++) {
-            const char *path = task->settings.publish[j];
-            if (access(path, R_OK) == 0) continue;
-            bool is_warning = errno == EACCES;
-            tl_output_error("config", "%s%s: %s, which is to run on this machine, cannot publish %s%s: %s",
-                            is_warning ? "warning: " : "", config->source, task->name, path,
-                            is_warning ? " unless its user may read more than this one" : "", strerror(errno));
-            if (!is_warning) count++;
-        }
+        for (size_t j = 0; j < task->settings.publish_count; j++)
+            count += check_file(config, task, "publish", task->settings.publish[j]);
+        count += check_file(config, task, "read security.tls.ca", security->ca);
+        count += check_file(config, task, "read security.tls.certificate", security->certificate);
+        count += check_file(config, task, "read security.tls.key", security->key);
+        count += check_file(config, task, "read security.tls.crl", security->crl);
     }
     tl_local_hosts_destroy(hosts);
     return count;
@@ -161,7 +172,7 @@ static int check_files(const struct tl_options *options, int count, char **paths
         }
         check_listen(config);
         check_partition_keys(config);
-        if (check_published(config) > 0) {
+        if (check_files_of_tasks(config) > 0) {
             code = TL_EXIT_FAILED;
             tl_config_destroy(config);
             continue;

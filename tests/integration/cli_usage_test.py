@@ -201,6 +201,23 @@ class Config(cli_support.Case):
         (self.folder / "a.safetensors").write_bytes(b"")
         self.assert_run(0, "config", "check", path)
 
+    def test_check_finds_files_of_security_that_are_missing(self):
+        path = self.write_json({"cluster": {"ps": ["127.0.0.1:4000"], "worker": ["10.9.8.7:4001"]},
+                                "security": {"tls": {"ca": "ca.pem", "certificate": "{name}.pem", "key": "{name}.key",
+                                                     "crl": "crl.pem"}}})
+        files = {"ca": "ca.pem", "certificate": "ps-0.pem", "key": "ps-0.key", "crl": "crl.pem"}
+        result = self.assert_run(1, "config", "check", path)
+        self.assertEqual(result.stderr.splitlines(), [
+            f"tensorlane config: {path}: /job:ps/task:0, which is to run on this machine, cannot read security.tls."
+            f"{setting} {self.folder / name}: No such file or directory" for setting, name in files.items()])
+        self.assertEqual(result.stdout, "")
+        for name in files.values():
+            (self.folder / name).write_bytes(b"")
+        self.assert_run(0, "config", "check", path)
+        shown = self.assert_run(0, "config", "show", "-c", path, "-j", "worker", "--json")
+        settings = json.loads(shown.stdout)["settings"]
+        self.assertEqual(settings["security.tls.key"]["value"], str(self.folder / "worker-0.key"))
+
     def test_check_warns_of_published_files_that_only_others_may_read(self):
         path = self.write_json({"cluster": {"ps": ["127.0.0.1:4000"]}, "publish": ["a.safetensors"]})
         (self.folder / "a.safetensors").touch(mode=0)

@@ -85,7 +85,9 @@ static void walk(parse_fn parse, const char *text, enum tl_status expected)
     "{\"$schema\": \"s\", \"cluster\": {\"ps\": [\"a:1\", \"b:1\"], \"w\\u006frker\": {\"4\": \"[::1]:2\"}},"          \
     "\"limits\": {\"chunk\": \"2MiB\", \"waiting\": 10}, \"listen\": \"0.0.0.0:1\", \"timeouts\": {\"drain\": "        \
     "\"1s\"},"                                                                                                         \
-    "\"jobs\": {\"ps\": {\"publish\": [\"x\", \"/y\"], \"tasks\": {\"1\": {\"log\": {\"level\": \"warn\"}}}}}"
+    "\"jobs\": {\"ps\": {\"publish\": [\"x\", \"/y\"], \"tasks\": {\"1\": {\"log\": {\"level\": \"warn\"}}}}},"        \
+    "\"security\": {\"tls\": {\"ca\": \"c\", \"certificate\": \"{name}.pem\", \"key\": \"{name}{name}\"},"             \
+    "\"allow\": [{\"who\": [\"job:ps\", \"task:ps:1\", \"a.b.\"], \"what\": [\"read\"]}]}"
 
 START_TEST(ours)
 {

@@ -135,7 +135,7 @@ START_TEST(settings_are_checked_on_every_level)
         "{\"ps\": {\"tasks\": {\"0\": {\"tasks\": {}}}}}",
         "f:2:33: jobs.ps.tasks.0.tasks: there is no setting \"tasks\"; use one of \"protocol\", \"rdma\", "
         "\"connect\", \"checksum\", \"listen\", \"publish\", \"device\", \"peers\", \"limits\", \"timeouts\", "
-        "\"local\", \"verbs\", \"gpu\", \"log\"");
+        "\"local\", \"verbs\", \"gpu\", \"security\", \"log\"");
     check_refused("{\"ps\": {\"tasks\": {\"1\": {\"limits\": {\"held\": -1}}}}}",
                   "f:2:52: jobs.ps.tasks.1.limits.held: -1 is negative; write a number of bytes, or a size such as "
                   "\"512MiB\"");

@@ -103,6 +103,17 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_int_eq(settings->device.kind, TL_DEVICE_HOST);
     ck_assert_int_eq(settings->device.index, 0);
     ck_assert(!settings->gpu.is_proxy_forced);
+    ck_assert_ptr_null(settings->security.ca);
+    ck_assert_ptr_null(settings->security.certificate);
+    ck_assert_ptr_null(settings->security.key);
+    ck_assert_ptr_null(settings->security.crl);
+    ck_assert_int_eq(settings->security.min_version, TL_TLS_1_3);
+    ck_assert_int_eq(settings->security.encrypt, TL_ENCRYPT_PREFER);
+    ck_assert_uint_eq(settings->security.allow_count, 1);
+    ck_assert_uint_eq(settings->security.allow->role_count, 1);
+    ck_assert_int_eq(settings->security.allow->roles->kind, TL_ROLE_MEMBER);
+    ck_assert_uint_eq(settings->security.allow->actions,
+                      1U << TL_ACTION_READ | 1U << TL_ACTION_PUSH | 1U << TL_ACTION_LIST | 1U << TL_ACTION_PEERS);
     ck_assert_int_eq(settings->log_level, TL_LOG_INFO);
     ck_assert_int_eq(settings->log_format, TL_LOG_KEY_VALUE);
     ck_assert_int_eq(tl_settings_check(defaults, &doc, &error), TL_OK);
@@ -117,8 +128,8 @@ START_TEST(the_table_is_sound)
         bool is_number = setting->kind == TL_SETTING_SIZE || setting->kind == TL_SETTING_COUNT ||
                          setting->kind == TL_SETTING_DURATION;
         char path[64];
-        snprintf(path, sizeof(path), "%s%s%s", setting->group ? setting->group : "", setting->group ? "." : "",
-                 setting->name);
+        snprintf(path, sizeof(path), "%s%s%s%s%s", setting->group ? setting->group : "", setting->group ? "." : "",
+                 setting->subgroup ? setting->subgroup : "", setting->subgroup ? "." : "", setting->name);
         ck_assert_str_eq(setting->path, path);
         ck_assert_uint_eq(tl_settings_find(setting->offset), i);
         if (i > 0) ck_assert_uint_gt(setting->offset, tl_settings_table[i - 1].offset);
@@ -136,6 +147,7 @@ static json_t *schema_entry(json_t *schema, const struct tl_setting *setting)
 {
     json_t *settings = json_object_get(json_object_get(json_object_get(schema, "$defs"), "settings"), "properties");
     if (setting->group) settings = json_object_get(json_object_get(settings, setting->group), "properties");
+    if (setting->subgroup) settings = json_object_get(json_object_get(settings, setting->subgroup), "properties");
     return json_object_get(settings, setting->name);
 }
 
@@ -259,7 +271,11 @@ START_TEST(every_setting_can_be_set)
         "\"local\": {\"socket_folder\": \"/run/x\", \"pool\": \"1MiB\", \"max_pool\": "
         "\"3MiB\",\n"
         "\"slots\": 17, \"spin\": \"1us\", \"peer_timeout\": \"2s\", \"process_vm\": \"off\", \"map\": \"off\"},\n"
-        "\"gpu\": {\"proxy\": true}, \"device\": \"gpu:3\"}";
+        "\"gpu\": {\"proxy\": true}, \"device\": \"gpu:3\",\n"
+        "\"security\": {\"tls\": {\"ca\": \"ca.pem\", \"certificate\": \"{name}.pem\", \"key\": \"k\", \"crl\": "
+        "\"c\",\n"
+        "\"min_version\": \"1.2\"}, \"encrypt\": \"require\", \"allow\": [{\"who\": [\"any\"], \"what\": "
+        "[\"list\"]}]}}";
     static const char *const written[] = {
         "\"grpc\"",
         "\"off\"",
@@ -313,13 +329,21 @@ START_TEST(every_setting_can_be_set)
         "true",
         /* gpu */
         "true",
+        /* security */
+        "\"ca.pem\"",
+        "\"{name}.pem\"",
+        "\"k\"",
+        "\"c\"",
+        "\"1.2\"",
+        "\"require\"",
+        "[{\"who\": [\"any\"], \"what\": [\"list\"]}]",
         /* log */
         "\"debug\"",
         "\"json\"",
     };
-    static const unsigned lines[] = {1, 1, 1, 1,  2,  2,  12, 2,  3,  3,  3,  3, 3, 4, 4,  4, 4,
-                                     5, 5, 5, 10, 10, 10, 11, 11, 11, 11, 11, 6, 6, 6, 6,  6, 7,
-                                     7, 7, 7, 7,  8,  8,  8,  8,  8,  9,  9,  9, 9, 9, 12, 5, 5};
+    static const unsigned lines[] = {1,  1,  1,  1,  2,  2,  12, 2,  3,  3,  3,  3,  3,  4,  4,  4,  4, 5, 5, 5,
+                                     10, 10, 10, 11, 11, 11, 11, 11, 6,  6,  6,  6,  6,  7,  7,  7,  7, 7, 8, 8,
+                                     8,  8,  8,  9,  9,  9,  9,  9,  12, 13, 13, 13, 13, 14, 14, 14, 5, 5};
     const struct tl_settings_layer *layer;
     ck_assert_uint_eq(TL_ARRAY_COUNT(written), tl_settings_count);
     ck_assert_uint_eq(TL_ARRAY_COUNT(lines), tl_settings_count);
@@ -497,7 +521,7 @@ START_TEST(unknown_names_are_refused)
     check_refused(TL_LEVEL_TOP, "{\"chunk\": 1}", TL_INVALID_ARGUMENT,
                   "f:1:2: chunk: there is no setting \"chunk\"; use one of \"protocol\", \"rdma\", \"connect\", "
                   "\"checksum\", \"listen\", \"publish\", \"device\", \"peers\", \"limits\", \"timeouts\", \"local\", "
-                  "\"verbs\", \"gpu\", \"log\", \"cluster\", \"jobs\", ...");
+                  "\"verbs\", \"gpu\", \"security\", \"log\", \"cluster\", ...");
     check_refused(TL_LEVEL_TASK, "{\"log\": {\"levle\": 1}}", TL_INVALID_ARGUMENT,
                   "f:1:10: log.levle: there is no setting \"levle\"; did you mean \"level\"?");
 }
@@ -531,12 +555,25 @@ START_TEST(groups_are_objects)
 }
 END_TEST
 
-START_TEST(security_is_reserved)
+START_TEST(a_group_within_a_group_is_an_object)
 {
-    for (enum tl_settings_level level = TL_LEVEL_TOP; level <= TL_LEVEL_TASK; level++) {
-        check_refused(level, "{\"security\": null}", TL_UNIMPLEMENTED,
-                      "f:1:2: security: is reserved: a later version will define it; remove it");
-    }
+    check_refused(TL_LEVEL_TOP, "{\"security\": null}", TL_INVALID_ARGUMENT,
+                  "f:1:14: security: must be an object of settings, not null");
+    check_refused(TL_LEVEL_JOB, "{\"security\": {\"tls\": true}}", TL_INVALID_ARGUMENT,
+                  "f:1:22: security.tls: must be an object of settings, not true");
+    check_refused(TL_LEVEL_TASK, "{\"security\": {\"tls\": {\"folder\": 1}}}", TL_INVALID_ARGUMENT,
+                  "f:1:23: security.tls.folder: there is no setting \"folder\"; use one of \"ca\", \"certificate\", "
+                  "\"key\", \"crl\", \"min_version\"");
+    check_refused(TL_LEVEL_TASK, "{\"security\": {\"ca\": 1}}", TL_INVALID_ARGUMENT,
+                  "f:1:15: security.ca: there is no setting \"ca\"; use one of \"tls\", \"encrypt\", \"allow\"");
+    check_refused(TL_LEVEL_TASK, "{\"tls\": {}}", TL_INVALID_ARGUMENT,
+                  "f:1:2: tls: there is no setting \"tls\"; use one of \"protocol\", \"rdma\", \"connect\", "
+                  "\"checksum\", \"listen\", \"publish\", \"device\", \"peers\", \"limits\", \"timeouts\", \"local\", "
+                  "\"verbs\", \"gpu\", \"security\", \"log\"");
+    check_refused(TL_LEVEL_TASK, "{\"security\": {\"tls\": {\"min_version\": \"1.1\"}}}", TL_INVALID_ARGUMENT,
+                  "f:1:38: security.tls.min_version: \"1.1\" is no value of min_version; did you mean \"1.2\"?");
+    check_refused(TL_LEVEL_TASK, "{\"security\": {\"tls\": {\"key\": 7}}}", TL_INVALID_ARGUMENT,
+                  "f:1:30: security.tls.key: must be a file such as \"certs/ca.pem\", not a number");
 }
 END_TEST
 
@@ -589,7 +626,7 @@ int main(void)
     tcase_add_test(tcase, unknown_names_are_refused);
     tcase_add_test(tcase, structure_belongs_to_its_level);
     tcase_add_test(tcase, groups_are_objects);
-    tcase_add_test(tcase, security_is_reserved);
+    tcase_add_test(tcase, a_group_within_a_group_is_an_object);
     tcase_add_test(tcase, inflight_must_hold_a_chunk);
     tcase_add_test(tcase, addresses_of_peers_are_any_or_a_list);
     tcase_add_test(tcase, a_device_is_the_host_or_a_gpu);
