@@ -99,8 +99,9 @@ enum tl_region_access {
 };
 
 struct tl_queue_pair_events {
-    /* A control message has arrived; data is valid during the call, after which its slot is posted again. The peer may
-     * change data meanwhile (shared memory): it is copied before it is checked. */
+    /* A control message has arrived. After the call its slot is posted again; data stays there until the peer, which
+     * counts slots, uses that slot again, or the queue pair is destroyed. The peer may change data meanwhile (shared
+     * memory): it is copied before it is checked. */
     void (*message)(void *owner, const void *data, uint32_t len_bytes);
     /* A write with an immediate has arrived, which wrote len_bytes; its slot is posted again. All earlier writes of the
      * peer on this queue pair are in memory. */

@@ -41,7 +41,9 @@ static const struct tl_conn_events no_events;
 static void drain_poll(struct tl_timer *timer)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, ending.drain_poll_timer);
-    if (!conn->ending.is_pair_drained) conn_arm(conn, timer, DRAIN_POLL_NS);
+    bool has_unplaced = conn->requests.unplaced_count > 0;
+    if (!conn->ending.is_pair_drained || has_unplaced) conn_arm(conn, timer, DRAIN_POLL_NS);
+    if (has_unplaced) conn_pump_later(conn); /* there may be memory now */
 }
 
 static void begin_close(struct tl_conn *conn, const struct tl_error *reason)
@@ -182,6 +184,7 @@ static void check_peer_timeout(struct tl_timer *timer)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, peer_timeout.timer);
     if (!conn_is_open(conn) || is_idle(conn)) return;
+    if (conn->requests.unplaced_count > 0) conn_pump_later(conn); /* there may be memory now */
     int64_t peer_timeout_ns = conn->engine->options.peer_timeout_ns;
     int64_t now_ns = tl_clock_now_ns();
     if (conn->peer_timeout.is_peer_seen) conn->peer_timeout.last_seen_ns = now_ns;
@@ -316,11 +319,13 @@ static void pair_message(void *owner, const void *data, uint32_t len_bytes)
     engine->stats.slots_received++;
     while (status == TL_OK && tl_batch_next(&batch, &bytes, &message_bytes)) {
         engine->stats.messages_received++;
-        status = tl_message_decode(bytes, message_bytes, &engine->incoming, &error);
+        engine->incoming.bytes = (const uint8_t *)data + (bytes - copy);
+        engine->incoming.len_bytes = message_bytes;
+        status = tl_message_decode(bytes, message_bytes, &engine->incoming.message, &error);
         if (status == TL_OK && conn->state == CONN_CLOSING) {
-            last_word(conn, &engine->incoming);
+            last_word(conn, &engine->incoming.message);
         } else if (status == TL_OK) {
-            dispatch(conn, &engine->incoming);
+            dispatch(conn, &engine->incoming.message);
         }
     }
     if (status != TL_OK) conn_protocol_error(conn, "%s", error.message);
@@ -373,11 +378,11 @@ static void init_places(struct tl_conn *conn)
 {
     struct conn_requests *requests = &conn->requests;
     struct conn_ending *ending = &conn->ending;
-    struct tl_list *const lists[] = {&conn->engine_link,          &requests->waiting,
-                                     &requests->finished,         &requests->unrequested,
-                                     &requests->completed,        &ending->closure.link,
-                                     &ending->goodbye_post.place, &conn->requests.placing.imports,
-                                     &conn->responses.idle_copies};
+    struct tl_list *const lists[] = {
+        &conn->engine_link,          &requests->waiting,          &requests->finished,
+        &requests->unrequested,      &requests->completed,        &requests->unplaced,
+        &ending->closure.link,       &ending->goodbye_post.place, &conn->requests.placing.imports,
+        &conn->responses.idle_copies};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);
     conn_posts_init(conn);

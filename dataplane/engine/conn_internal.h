@@ -62,6 +62,13 @@ struct engine_spares {
     struct tl_spares sendings;   /* struct response_sending */
 };
 
+/* The message that is being handled, and where it lies in its slot. */
+struct engine_incoming {
+    struct tl_message message;
+    const uint8_t *bytes;
+    uint32_t len_bytes;
+};
+
 struct tl_engine {
     struct tl_reactor *reactor;
     struct tl_provider *provider;
@@ -72,8 +79,8 @@ struct tl_engine {
     uint64_t piece_bytes; /* the most that one write carries */
     struct tl_list conns;
     struct tl_engine_stats stats;
-    uint32_t asked_count;       /* requests of subscriptions that were posted, modulo 2^32; never 0 after the first */
-    struct tl_message incoming; /* the message that is being handled */
+    uint32_t asked_count; /* requests of subscriptions that were posted, modulo 2^32; never 0 after the first */
+    struct engine_incoming incoming;
     struct tl_message outgoing; /* the message that is being composed */
     struct engine_batch batch;
     uint8_t inline_copy[TL_INLINE_BYTES]; /* a value in a file is copied here, and checked when it was read */
@@ -199,6 +206,8 @@ struct conn_requests {
     struct tl_list waiting;     /* struct tl_fetch: they need a handle */
     struct tl_list finished;    /* struct request: their fetches are to be completed */
     struct tl_list completed;   /* struct request: their fetches are completed; freed at the end of the pump */
+    struct tl_list unplaced;    /* struct request: finished, but there was no memory for their values */
+    uint32_t unplaced_count;    /* requests whose values are in our slots, of which none is reported meanwhile */
     struct tl_list unrequested; /* struct tl_fetch: refused or cancelled before they had a request, and to be
                                    completed */
     struct tl_asked_keys keys;

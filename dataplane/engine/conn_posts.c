@@ -176,13 +176,15 @@ static void pump(struct tl_closure *closure)
     struct conn_posts *posts = &conn->posts;
     posts->response_budget_bytes = PUMP_BYTES;
     posts->completion_budget_bytes = PUMP_BYTES;
+    if (conn->requests.unplaced_count > 0) tl_list_splice_back(&conn->requests.finished, &conn->requests.unplaced);
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
         maybe_complete(conn); /* the worker may ask for more, which this doorbell posts as well */
         if (!tl_list_is_empty(&conn->requests.waiting)) requests_begin(conn);
         run_queue(conn, &posts->space_queue, false);
-        for (unsigned rank = 0; rank < POST_RANKS; rank++)
+        /* Whatever uses a slot of the peer gives ours back. */
+        for (unsigned rank = 0; rank < POST_RANKS && conn->requests.unplaced_count == 0; rank++)
             run_queue(conn, &posts->slot_queues[rank], true);
-        maybe_post_credits(conn);
+        if (conn->requests.unplaced_count == 0) maybe_post_credits(conn);
         conn_post_batch(conn);
         for (unsigned rank = 0; rank < POST_RANKS; rank++)
             run_reads(conn, &posts->reads.queues[rank]);

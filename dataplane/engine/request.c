@@ -11,10 +11,11 @@
  *
  * Failure modes: memory that cannot be registered is replaced by a bounce buffer in the pool. When the pool is full,
  * the request asks without a place, waits for memory when the peer has the value, or gives the source back that it
- * cannot read yet; a tensor larger than the pool fails. A cancelled request keeps its memory until the peer says
- * CANCELLED; a peer that does not say it in time costs the connection. When the connection ends, fetches end with
- * UNAVAILABLE once the queue pair is drained, when nothing can write their memory any more. Answers to handles that are
- * over are counted and dropped.
+ * cannot read yet; a tensor larger than the pool fails. A sent value for whose destination there is no memory when its
+ * DONE comes stays in its slot, and slots are not given back, until there is memory. A cancelled request keeps its
+ * memory until the peer says CANCELLED; a peer that does not say it in time costs the connection. When the connection
+ * ends, fetches end with UNAVAILABLE once the queue pair is drained, when nothing can write their memory any more.
+ * Answers to handles that are over are counted and dropped.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -78,31 +79,6 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
     request_handle(request, REQUEST_EVENT_META_DATA);
 }
 
-/* Handles a value that has no bytes: it is dead, or its size is zero. It is not remembered: it needs no memory, and the
- * next value that has bytes is more likely to be like the last one that had. */
-static void handle_empty(struct request *request, const struct tl_message *message)
-{
-    if (message->meta_data.size_bytes > 0) {
-        conn_protocol_error(request->conn, "DONE for %s with the meta-data of a value that has bytes",
-                            request->fetch->key);
-        return;
-    }
-    if (request->received_bytes > 0) {
-        conn_protocol_error(request->conn, "DONE for %s without bytes after some of its bytes", request->fetch->key);
-        return;
-    }
-    /* A request that was given up takes the value all the same if it comes first. */
-    bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
-    if (is_wanted && request->result == NULL) {
-        struct tl_error error;
-        if (!expect(request, message)) return;
-        if (request_place(request, NULL, &error) != PLACING_DONE) request_set_result(request, &error);
-    }
-    request->has_checksum = message->has_checksum;
-    request->checksum = message->checksum;
-    request_handle(request, REQUEST_EVENT_COMPLETE);
-}
-
 /* The next value is asked for without a place. */
 static void remember_nothing(struct request *request)
 {
@@ -119,7 +95,6 @@ static enum tl_status take_inline(struct request *request, const struct tl_messa
     uint64_t size_bytes = message->meta_data.size_bytes;
     bool is_any = message->is_published || fetch->subscription != 0;
     void *address;
-    remember_nothing(request);
     fetch->allocator = NULL;
     enum tl_status status =
         tl_fetch_start(fetch, &message->meta_data, 1, is_any ? message->step : fetch->step, ret_error);
@@ -134,23 +109,79 @@ static enum tl_status take_inline(struct request *request, const struct tl_messa
     return TL_OK;
 }
 
+static enum tl_status take_empty(struct request *request, const struct tl_message *message, struct tl_error *ret_error)
+{
+    if (!request_has_placement(request)) {
+        *ret_error = request_out_of_memory;
+        return ret_error->code;
+    }
+    if (expect(request, message) && request_place(request, NULL, ret_error) == PLACING_DONE) return TL_OK;
+    return ret_error->code;
+}
+
+/* Takes the value of a DONE, which its owner does not keep. Without memory for a sent value, which is nowhere else any
+ * more, the DONE stays in its slot until there is some. Returns false then. */
+static bool has_taken(struct request *request, const struct tl_message *message)
+{
+    struct tl_error error;
+    enum tl_status status =
+        message->is_inline ? take_inline(request, message, &error) : take_empty(request, message, &error);
+    if (status == TL_RESOURCE_EXHAUSTED && !message->is_published) return false;
+    if (status != TL_OK) request_set_result(request, &error);
+    request->has_checksum = message->has_checksum;
+    request->checksum = message->checksum;
+    return true;
+}
+
+/* Whether the value that a DONE has may be inline, or has no bytes. */
+static bool is_value_allowed(const struct request *request, const struct tl_message *message)
+{
+    uint64_t most_bytes = message->is_inline ? request->conn->engine->options.inline_bytes : 0;
+    bool is_inline_allowed = !message->is_inline || !request->fetch->is_for_device;
+    return message->has_meta_data && message->meta_data.size_bytes <= most_bytes && is_inline_allowed;
+}
+
+static void take_value(struct request *request, const struct tl_message *message)
+{
+    const struct engine_incoming *incoming = &request->conn->engine->incoming;
+    /* A request that was given up takes the value all the same if it comes first. */
+    bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
+    if (is_wanted && request->result == NULL && !has_taken(request, message)) {
+        request->is_unplaced = true;
+        request->unplaced = incoming->bytes;
+        request->unplaced_bytes = (uint16_t)incoming->len_bytes;
+        request->is_cancelled |= request->state == REQUEST_CANCELLING;
+        request->conn->requests.unplaced_count++;
+    }
+    request_handle(request, REQUEST_EVENT_COMPLETE);
+}
+
+/* Handles a value that has no bytes: it is dead, or its size is zero. It is not remembered: it needs no memory, and the
+ * next value that has bytes is more likely to be like the last one that had. */
+static void handle_empty(struct request *request, const struct tl_message *message)
+{
+    if (!is_value_allowed(request, message)) {
+        conn_protocol_error(request->conn, "DONE for %s with the meta-data of a value that has bytes",
+                            request->fetch->key);
+        return;
+    }
+    if (request->received_bytes > 0) {
+        conn_protocol_error(request->conn, "DONE for %s without bytes after some of its bytes", request->fetch->key);
+        return;
+    }
+    take_value(request, message);
+}
+
 static void handle_inline(struct request *request, const struct tl_message *message)
 {
     struct tl_conn *conn = request->conn;
-    uint64_t size_bytes = message->meta_data.size_bytes;
-    if (request->received_bytes > 0 || size_bytes > conn->engine->options.inline_bytes ||
-        request->fetch->is_for_device) {
+    if (request->received_bytes > 0 || !is_value_allowed(request, message)) {
         conn_protocol_error(conn, "an inline value of %" PRIu64 " bytes for %s, which the request does not allow",
-                            size_bytes, request->fetch->key);
+                            message->meta_data.size_bytes, request->fetch->key);
         return;
     }
-    bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
-    struct tl_error error;
-    if (is_wanted && request->result == NULL && take_inline(request, message, &error) != TL_OK)
-        request_set_result(request, &error);
-    request->has_checksum = message->has_checksum;
-    request->checksum = message->checksum;
-    request_handle(request, REQUEST_EVENT_COMPLETE);
+    remember_nothing(request);
+    take_value(request, message);
 }
 
 static void handle_done(struct request *request, const struct tl_message *message)
@@ -447,6 +478,28 @@ static enum tl_path path_of(const struct request *request)
     return is_from_device || placement->landing.is_on_device ? TL_PATH_GPU_DIRECT : TL_PATH_ZERO_COPY;
 }
 
+/* Tries again to take the value of a DONE that is still in its slot. Returns false without memory for that. A program
+ * that has given the request up, and the connection too, does not want the value any more. */
+static bool has_placed(struct request *request, struct tl_error *ret_error)
+{
+    struct tl_conn *conn = request->conn;
+    struct tl_message *message = &conn->engine->incoming.message;
+    uint8_t copy[TL_SLOT_BYTES];
+    memcpy(copy, request->unplaced, request->unplaced_bytes); /* shared memory can change while it is read */
+    enum tl_status status = tl_message_decode(copy, request->unplaced_bytes, message, ret_error);
+    if (status != TL_OK || message->type != TL_MESSAGE_DONE || !is_value_allowed(request, message)) {
+        conn_protocol_error(conn, "a DONE for %s that has changed in its slot", request->fetch->key);
+        request_set_given_up(request);
+    } else if (!has_taken(request, message)) {
+        if (conn->state != CONN_CLOSING || !request->is_cancelled) return false;
+        request_set_given_up(request);
+    }
+    request->is_unplaced = false;
+    conn->requests.unplaced_count--;
+    conn_pump_later(conn); /* what had to wait is posted */
+    return true;
+}
+
 /* Completes a request whose bytes are in the destination or its bounce buffer, where the peer cannot write them any
  * more. Returns whether it is over; *ret_result then says how. It is not over while this pump may not copy and hash all
  * of the bytes: the next pump goes on. Until then the request stays FINISHED, which neither a cancel nor the end of the
@@ -517,6 +570,7 @@ static bool end_fetch(struct request *request)
     struct tl_error result;
     result.code = TL_OK;
     result.message[0] = '\0';
+    if (request->is_unplaced && !has_placed(request, &result)) return false;
     if (request->mapping.is_refused && request->is_cancelled) request_set_given_up(request);
     if (request->mapping.is_refused && request->result == NULL) {
         request_ask_without_map(request);
@@ -543,7 +597,12 @@ void requests_complete_fetches(struct tl_conn *conn)
     if (!tl_list_is_empty(&conn->requests.finished) && !tl_list_is_empty(&conn->requests.waiting))
         conn_pump_later(conn);
     while ((place = tl_list_pop_front(&conn->requests.finished)) != NULL) {
-        if (end_fetch(TL_CONTAINER_OF(place, struct request, pending.place))) continue;
+        struct request *request = TL_CONTAINER_OF(place, struct request, pending.place);
+        if (end_fetch(request)) continue;
+        if (request->is_unplaced) {
+            tl_list_push_back(&conn->requests.unplaced, place);
+            continue;
+        }
         tl_list_push_front(&conn->requests.finished, place);
         conn_pump_later(conn);
         break;

@@ -120,14 +120,19 @@ struct request {
     struct request_placement *placement; /* NULL: it has none yet, or needs none; not NULL when has_meta_data */
     const struct tl_error *result;       /* kept; NULL: TL_OK */
     uint64_t received_bytes;
-    uint64_t checksum; /* valid when has_checksum */
+    union {
+        uint64_t checksum;       /* valid when has_checksum */
+        const uint8_t *unplaced; /* the DONE in its slot; valid when is_unplaced */
+    };
     uint32_t handle;
     uint32_t key_number;   /* the key's number, unless another key has it by now */
     uint32_t sent_slot;    /* how many slots we had used when the latest REQUEST or RE_REQUEST was sent */
     uint32_t sender_flags; /* what the owner has said of the bytes: TL_IMMEDIATE_SENDER_COPYING,
                               TL_IMMEDIATE_ON_DEVICE */
     enum request_state state : 8;
-    bool is_asked; /* REQUEST has been posted: the peer knows the handle */
+    bool is_unplaced;        /* there was no memory yet for the value of a DONE, which is nowhere else */
+    uint16_t unplaced_bytes; /* how long that DONE is */
+    bool is_asked;           /* REQUEST has been posted: the peer knows the handle */
     bool is_registering;
     bool is_cancelled; /* it is given up as soon as it has registered or has memory; once it has a result, it does not
                           ask again */

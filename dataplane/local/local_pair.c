@@ -291,7 +291,6 @@ static void release(struct local_pair *pair)
     local_close_fd(&pair->sockets.peers_end);
     local_close_fd(&pair->sockets.process);
     local_close_fd(&pair->sockets.ring);
-    local_ring_unmap(&pair->rings.in);
     pair->rings.out.head = NULL;
     pair->mappings.entries = NULL;
     pair->mappings.count = pair->mappings.capacity = 0;
@@ -342,6 +341,7 @@ void local_pair_destroy(struct tl_queue_pair *base)
     tl_list_remove(&pair->link);
     provider->pair_count--;
     if (pair->state == LOCAL_NEW) release(pair);
+    local_ring_unmap(&pair->rings.in);
     local_leave_regions(pair);
     free(pair->queue.works);
     free(pair);

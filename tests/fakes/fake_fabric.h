@@ -105,6 +105,8 @@ struct fake_pair {
     unsigned out_count;  /* Posted and not done. */
     unsigned reads_out;  /* The reads among them. */
     unsigned slots_free;
+    uint8_t **slots; /* [options.slot_count]: what they have received last. */
+    unsigned next_slot;
 };
 
 /* The wire form of a descriptor. */

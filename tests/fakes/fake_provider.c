@@ -187,6 +187,10 @@ static void tell_arrival(struct fake_provider *provider, struct fake_event *even
     } else {
         pair->events->immediate(pair->owner, event->immediate, event->len_bytes);
     }
+    uint8_t **slot = &pair->slots[pair->next_slot++ % pair->options.slot_count];
+    free(*slot);
+    *slot = event->data; /* it lies there until the slot is used again */
+    event->data = NULL;
     lock(provider->fabric);
     pair->slots_free++;
     provider->counters.slots_out--;
@@ -394,6 +398,7 @@ static struct fake_pair *new_pair(struct fake_provider *provider, const struct t
     pair->events = events;
     pair->owner = owner;
     pair->slots_free = options->slot_count;
+    pair->slots = fake_alloc(options->slot_count * sizeof(*pair->slots));
     pair->number = provider->fabric->next_number++;
     tl_list_init(&pair->operations);
     tl_list_init(&pair->windows);
@@ -521,6 +526,9 @@ static void pair_destroy(struct tl_queue_pair *base)
     tl_list_remove(&pair->link);
     provider->counters.queue_pairs--;
     unlock(provider->fabric);
+    for (unsigned i = 0; i < pair->options.slot_count; i++)
+        free(pair->slots[i]);
+    free(pair->slots);
     free(pair);
 }
 

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "dataplane/engine/request_internal.h"
 #include "fakes/engine_case.h"
+#include "fakes/fake_clock.h"
 #include "fakes/raw_peer.h"
 #include "fakes/run_suite.h"
 #include "tensor/tensor.h"
@@ -173,19 +174,93 @@ START_TEST(strings)
 }
 END_TEST
 
-/* The value is over for its owner; its receiver has an error, and the connection carries on. */
-START_TEST(no_memory_for_the_destination)
+/* The owner keeps a published value: its receiver has an error, and the connection carries on. */
+START_TEST(no_memory_for_a_published_value)
 {
     open_pair();
-    engine_side_send(owner, "key", 1, engine_bytes(SMALL_BYTES, 1));
+    engine_side_publish(owner, "key", 1, engine_bytes(SMALL_BYTES, 1));
     ask.is_without_memory = true;
     fetch(1);
     ck_assert_int_eq(ask.result.code, TL_RESOURCE_EXHAUSTED);
     engine_ask_fini(&ask);
+    fetch(1);
+    expect(SMALL_BYTES, 1, TL_PATH_INLINE);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Asks for a sent value of this size, for which there is no memory. */
+static void receive_without_memory(uint64_t size_bytes)
+{
+    open_pair();
+    engine_side_send(owner, "key", 1, engine_bytes(size_bytes, 1));
+    ask.is_without_memory = true;
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    ck_assert(ask.is_open);
     ck_assert_uint_eq(engine_side_values(owner), 0);
-    engine_side_send(owner, "key", 2, engine_bytes(SMALL_BYTES, 2));
-    fetch(2);
-    expect(SMALL_BYTES, 2, TL_PATH_INLINE);
+}
+
+static void pass_time(unsigned parts)
+{
+    for (unsigned i = 0; i < parts; i++) {
+        fake_clock_advance(options.engine.peer_timeout_ns / 16 + 1);
+        engine_pair_run(&pair);
+    }
+}
+
+/* A sent value that has come is nowhere else. It stays in its slot until there is memory, and no slot is given back
+ * before, however much is asked meanwhile. 0: inline. 1: without bytes. */
+START_TEST(sent_value_waits_for_memory)
+{
+    static struct engine_ask others[COUNT];
+    uint64_t size_bytes = _i == 0 ? SMALL_BYTES : 0;
+    receive_without_memory(size_bytes);
+    uint32_t reported = asker->conn->credits.own_slots_reported;
+    for (unsigned i = 0; i < COUNT; i++) {
+        others[i] = (struct engine_ask){.is_open = false};
+        engine_side_send(owner, "other", i, engine_bytes(SMALL_BYTES, i));
+        engine_ask_start(asker, &others[i], "other", i);
+        engine_side_send(asker, "back", i, engine_bytes(SMALL_BYTES, i));
+    }
+    pass_time(4);
+    ck_assert(ask.is_open && others[0].is_open);
+    ck_assert_uint_eq(asker->conn->credits.own_slots_reported, reported);
+    ask.is_without_memory = false;
+    pass_time(1);
+    for (unsigned i = 0; i < COUNT; i++) {
+        ck_assert(engine_is_bytes(others[i].fetch.destination, SMALL_BYTES, i));
+        engine_ask_fini(&others[i]);
+    }
+    ck_assert_uint_eq(asker->conn->requests.unplaced_count, 0);
+    ck_assert_uint_gt(asker->conn->credits.own_slots_reported, reported);
+    expect(size_bytes, 1, _i == 0 ? TL_PATH_INLINE : TL_PATH_NONE);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Neither a cancel nor the end of the connection loses the value; only both together do: the program has no use for
+ * it. */
+START_TEST(sent_value_waits_for_memory_beyond)
+{
+    bool is_cancelled = (_i & 1) != 0, is_broken = (_i & 2) != 0;
+    receive_without_memory(SMALL_BYTES);
+    if (is_cancelled) engine_ask_cancel(&ask);
+    if (is_broken) {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_UNAVAILABLE, "the test breaks it");
+        tl_conn_close(asker->conn, &reason);
+    }
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.is_open, _i != 3);
+    ask.is_without_memory = false;
+    if (_i == 3) {
+        ck_assert_int_eq(ask.result.code, TL_CANCELLED);
+        engine_ask_fini(&ask);
+    } else {
+        pass_time(8);
+        expect(SMALL_BYTES, 1, TL_PATH_INLINE);
+    }
     engine_pair_close(&pair);
 }
 END_TEST
@@ -387,13 +462,18 @@ int main(void)
     tcase_add_checked_fixture(order_case, setup, NULL);
     tcase_add_test(order_case, order_of_a_subscription);
     suite_add_tcase(suite, order_case);
+    TCase *memory_case = tcase_create("sent_value_waits_for_memory"); /* the same */
+    tcase_add_checked_fixture(memory_case, setup, NULL);
+    tcase_add_loop_test(memory_case, sent_value_waits_for_memory, 0, 2);
+    suite_add_tcase(suite, memory_case);
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, small_after_large);
     tcase_add_test(tcase, checksums_and_published_steps);
     tcase_add_test(tcase, file_backed);
     tcase_add_test(tcase, file_that_changes);
     tcase_add_test(tcase, strings);
-    tcase_add_test(tcase, no_memory_for_the_destination);
+    tcase_add_test(tcase, no_memory_for_a_published_value);
+    tcase_add_loop_test(tcase, sent_value_waits_for_memory_beyond, 0, 4);
     tcase_add_test(tcase, step_of_a_subscription);
     tcase_add_test(tcase, destination_of_the_caller);
     tcase_add_test(tcase, many_share_slots);
