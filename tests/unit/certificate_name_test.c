@@ -139,12 +139,18 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("certificate_name");
-    TCase *tcase = tcase_create("certificate_name");
-    tcase_add_test(tcase, members);
-    tcase_add_test(tcase, clients);
-    tcase_add_test(tcase, uris_that_are_no_names);
-    tcase_add_test(tcase, several_names);
-    tcase_add_test(tcase, hostile_names);
-    suite_add_tcase(suite, tcase);
+    TCase *names = tcase_create("names");
+    tcase_add_test(names, members);
+    tcase_add_test(names, clients);
+    suite_add_tcase(suite, names);
+    TCase *uris = tcase_create("uris");
+    tcase_add_test(uris, uris_that_are_no_names);
+    suite_add_tcase(suite, uris);
+    TCase *several = tcase_create("several");
+    tcase_add_test(several, several_names);
+    suite_add_tcase(suite, several);
+    TCase *hostile = tcase_create("hostile");
+    tcase_add_test(hostile, hostile_names);
+    suite_add_tcase(suite, hostile);
     return run_suite(suite);
 }

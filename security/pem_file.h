@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Files in PEM with certificates, keys and lists of revoked certificates. Between siblings of this folder. */
+#ifndef SECURITY_PEM_FILE_H
+#define SECURITY_PEM_FILE_H
+
+#include <openssl/x509.h>
+#include <stdbool.h>
+
+#include <tensorlane/status.h>
+
+/* The newest error of OpenSSL, in its words; the queue is empty afterwards. */
+const char *tl_pem_reason(void);
+
+/* Read the first one of a file. Ownership: X509_free, EVP_PKEY_free, X509_CRL_free.
+ * Errors: as tl_error_set_errno. TL_INVALID_ARGUMENT: there is none in the file. TL_PERMISSION_DENIED: other users may
+ * read the key. */
+enum tl_status tl_pem_read_certificate(const char *path, X509 **ret_certificate,
+                                       struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_pem_read_key(const char *path, EVP_PKEY **ret_key, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_pem_read_list(const char *path, X509_CRL **ret_list, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Write a file with mode 0600, which is there as a whole or not at all. With `replaces` it takes the place of another.
+ * Errors: as tl_error_set_errno. TL_ALREADY_EXISTS: there is such a file, and it is not to be replaced. */
+enum tl_status tl_pem_write_certificate(const char *path, X509 *certificate, bool replaces,
+                                        struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_pem_write_key(const char *path, EVP_PKEY *key, bool replaces, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_pem_write_list(const char *path, X509_CRL *list, bool replaces,
+                                 struct tl_error *ret_error) TL_MUST_USE;
+
+/* Checks that none of the files is there. Errors: TL_ALREADY_EXISTS: one is. */
+enum tl_status tl_pem_check_absent(const char *const *paths, size_t count, struct tl_error *ret_error) TL_MUST_USE;
+
+#endif
