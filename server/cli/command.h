@@ -32,5 +32,6 @@ int tl_command_health(int argc, char **argv);
 int tl_command_devices(int argc, char **argv);
 int tl_command_doctor(int argc, char **argv);
 int tl_command_config(int argc, char **argv);
+int tl_command_cert(int argc, char **argv);
 
 #endif

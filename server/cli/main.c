@@ -42,6 +42,7 @@ static const struct command commands[] = {
     {"devices", "list the RDMA devices of this machine", tl_command_devices},
     {"doctor", "find out what is wrong with this machine", tl_command_doctor},
     {"config", "check and show configurations", tl_command_config},
+    {"cert", "make, show and revoke certificates", tl_command_cert},
     {"version", "print the version", run_version},
     {"help", "explain a command", run_help},
 };

@@ -13,12 +13,12 @@ import source
 
 LITERAL = r'"((?:\\.|[^"\\\n])*)"'
 LITERALS = re.compile(rf"{LITERAL}(?:\s*{LITERAL})*")
-SOURCES = ("base/", "config/", "control/", "dataplane/", "server/", "tensor/")
+SOURCES = ("base/", "config/", "control/", "dataplane/", "security/", "server/", "tensor/")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]*)\)")
 # A text in backticks that begins with a folder of the tree names a file or a folder.
-FOLDERS = "base|config|control|dataplane|deploy|docs|examples|include|proto|server|tensor|tests"
+FOLDERS = "base|config|control|dataplane|deploy|docs|examples|include|proto|security|server|tensor|tests"
 NAMED = re.compile(rf"`((?:{FOLDERS})/[\w./*-]*)`")
 MEASURED = re.compile(r"(?<!some )\b\d[\d.,]*(?: to \d[\d.,]*)?\s(?:us|MB/s|MiB/s|/s)\b")
 
