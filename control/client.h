@@ -214,8 +214,9 @@ enum tl_status tl_client_probe(const struct tl_call_options *options, struct tl_
                                enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Tries a peer: dials it, checks that it is result->name, and sends small and large messages both ways, each with a
- * deadline of its own, all until deadline_ns. result->name and address are set; the rest is filled. Blocks. */
-void tl_client_probe_peer(struct tl_peer_probe *result, int64_t deadline_ns);
+ * deadline of its own, all until deadline_ns. secure: TLS, as in tl_call_options. result->name and address are set; the
+ * rest is filled. Blocks. */
+void tl_client_probe_peer(struct tl_peer_probe *result, struct tl_tls *secure, int64_t deadline_ns);
 
 /* grpc.health.v1.Health/Check; *ret_health is the number that was answered (enum tl_health). */
 enum tl_status tl_client_check_health(const struct tl_call_options *options, const char *service, int *ret_health,

@@ -200,12 +200,15 @@ static bool try_both_ways(struct tl_client *client, int64_t deadline_ns, struct 
 }
 
 /* Returns false when the connection ended while large messages were tried. */
-static bool try_peer(struct tl_peer_probe *result, int64_t deadline_ns)
+static bool try_peer(struct tl_peer_probe *result, struct tl_tls *secure, int64_t deadline_ns)
 {
     int64_t connect_ns = no_later_than(deadline_ns, CONNECT_NS);
     if (connect_ns <= 0) return true;
-    const struct tl_call_options options = {
-        .address = result->address, .connect_timeout_ns = connect_ns, .rpc_timeout_ns = ECHO_NS};
+    const struct tl_call_options options = {.address = result->address,
+                                            .secure = secure,
+                                            .expected_name = result->name,
+                                            .connect_timeout_ns = connect_ns,
+                                            .rpc_timeout_ns = ECHO_NS};
     struct tl_client client;
     struct tl_error error;
     bool is_over = true;
@@ -224,13 +227,13 @@ static void forget_failure(struct tl_peer_probe *result)
     result->stage[0] = result->direction[0] = result->reason[0] = result->remedy[0] = '\0';
 }
 
-void tl_client_probe_peer(struct tl_peer_probe *result, int64_t deadline_ns)
+void tl_client_probe_peer(struct tl_peer_probe *result, struct tl_tls *secure, int64_t deadline_ns)
 {
     forget_failure(result);
     /* A connection may end because its peer is started anew. */
-    if (!try_peer(result, deadline_ns)) {
+    if (!try_peer(result, secure, deadline_ns)) {
         forget_failure(result);
-        (void)try_peer(result, deadline_ns);
+        (void)try_peer(result, secure, deadline_ns);
     }
     result->ended_ns = tl_clock_now_ns();
     if (result->ended_ns < deadline_ns) return;

@@ -184,6 +184,11 @@ struct tl_annotations *tl_control_share_annotations(struct tl_control *control, 
     return tl_annotations_get(control->latest_annotations);
 }
 
+struct tl_tls *tl_control_tls(const struct tl_control *control)
+{
+    return control->tls;
+}
+
 void tl_control_destroy(struct tl_control *control)
 {
     if (control == NULL) return;
@@ -191,7 +196,8 @@ void tl_control_destroy(struct tl_control *control)
     tl_list_remove(&control->walk_closure.link);
     tl_list_remove(&control->ask_closure.link);
     tl_timers_disarm(tl_loop_timers(control->loop), &control->stop_timer);
-    tl_tls_destroy(control->tls); /* before what its thread calls */
+    if (control->tls != NULL) tl_tls_end(control->tls); /* before what its thread calls */
+    tl_tls_release(control->tls);
     tl_rpc_server_destroy(control->server);
     tl_health_service_destroy(control->health);
     if (control->arena != NULL) tl_wire_arena_fini(control->arena);

@@ -141,6 +141,9 @@ void tl_control_probed(struct tl_control *control, const struct tl_probe_results
  * deadline_ns at the latest. stopped is called once, when nothing of them is left. */
 void tl_control_stop(struct tl_control *control, int64_t deadline_ns, void (*stopped)(void *context), void *context);
 
+/* NULL: none. Valid until tl_control_destroy, and for as long as it is retained. */
+struct tl_tls *tl_control_tls(const struct tl_control *control);
+
 /* Stopped. NULL is accepted. */
 void tl_control_destroy(struct tl_control *control);
 

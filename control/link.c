@@ -341,9 +341,10 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     return link;
 }
 
-/* Starts the call of a link of ours, and sends the hello. fd is gRPC's end of a TLS connection, which is taken over;
- * -1: gRPC dials the target. */
-static enum tl_status start_stream(struct tl_link *link, const char *target, int fd, struct tl_error *ret_error)
+/* Starts the call of a link of ours, and sends the hello. fd is gRPC's end of a TLS connection with the peer, which is
+ * taken over; -1 and NULL: gRPC dials the target. */
+static enum tl_status start_stream(struct tl_link *link, const char *target, int fd, struct tl_tls_peer *peer,
+                                   struct tl_error *ret_error)
 {
     struct tl_control *control = link->control;
     const struct tl_channel_options channel_options = {
@@ -370,6 +371,8 @@ static enum tl_status start_stream(struct tl_link *link, const char *target, int
         grpc_byte_buffer_destroy(hello);
         return status;
     }
+    if (peer != NULL) tl_stream_set_tls_peer(link->stream, peer);
+    tl_stream_certify(link->stream, &link->peer);
     link->state = LINK_HANDSHAKE;
     tl_stream_send(link->stream, hello);
     tl_stream_read(link->stream);
@@ -386,7 +389,7 @@ static void dialled(void *owner, int fd, const struct tl_error *failure)
         (void)close(fd);
         tl_error_set(&error, TL_UNAVAILABLE, "%s ended the connection", link->peer.address);
     }
-    if (peer == NULL || start_stream(link, peer->target, fd, &error) != TL_OK) begin_close(link, &error);
+    if (peer == NULL || start_stream(link, peer->target, fd, peer, &error) != TL_OK) begin_close(link, &error);
     tl_tls_peer_release(peer);
 }
 
@@ -394,7 +397,7 @@ static void dialled(void *owner, int fd, const struct tl_error *failure)
 static enum tl_status start_at(struct tl_link *link, const char *target, struct tl_error *ret_error)
 {
     struct tl_control *control = link->control;
-    if (control->tls == NULL) return start_stream(link, target, -1, ret_error);
+    if (control->tls == NULL) return start_stream(link, target, -1, NULL, ret_error);
     link->state = LINK_DIALLING;
     const struct tl_tls_address address = {
         .target = target,
@@ -462,6 +465,7 @@ static void accept_link(void *context, struct tl_stream *stream)
     }
     link->stream = stream;
     link_window_init(link, tl_stream_peer_address(stream, link->peer.address, sizeof(link->peer.address)));
+    tl_stream_certify(stream, &link->peer);
     tl_stream_set_owner(stream, link);
     tl_stream_set_events(stream, &stream_events);
     tl_stream_read(stream);
@@ -495,6 +499,13 @@ static enum tl_status check_hello(const struct tl_link *link, const Tensorlane__
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                             "%.*s was called as %.*s; do both use the same configuration?", TL_MAX_NAME_BYTES, self,
                             TL_MAX_NAME_BYTES, hello->expected_name);
+    }
+    /* A member may also be a client, without a name: its tools are. */
+    if (link->peer.source == TL_IDENTITY_PROVEN && hello->name[0] != '\0' &&
+        strcmp(link->peer.certified, hello->name) != 0) {
+        return tl_error_set(ret_error, TL_PERMISSION_DENIED,
+                            "%s says that it is %s, and its certificate is for %s; give each task its own certificate",
+                            link->peer.address, hello->name, link->peer.certified);
     }
     if (link->expected_name[0] != '\0' && strcmp(link->expected_name, hello->name) != 0) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s is %s, not %s; do both use the same configuration?",
@@ -531,7 +542,7 @@ void link_handshake_done(struct tl_link *link, const Tensorlane__V1__Hello *hell
         begin_close(link, &error);
         return;
     }
-    link->peer.source = TL_IDENTITY_CLAIMED;
+    if (link->peer.source == TL_IDENTITY_NONE) link->peer.source = TL_IDENTITY_CLAIMED;
     link->peer.incarnation = hello->incarnation;
     snprintf(link->peer.name, sizeof(link->peer.name), "%s", hello->name);
     snprintf(link->peer.host_name, sizeof(link->peer.host_name), "%s", hello->host_name);

@@ -199,6 +199,7 @@ void tl_service_call_accept(struct tl_control *control, struct tl_stream *stream
     call->progress_timer.fire = progress_timeout;
     tl_stream_peer_address(stream, call->client.address, sizeof(call->client.address));
     call->client.client = tl_share_client_of(call->client.address);
+    tl_stream_certify(stream, &call->client);
     tl_stream_set_owner(stream, call);
     tl_stream_set_events(stream, &stream_events);
     tl_service_call_expect_progress(call);

@@ -23,6 +23,7 @@
 #include "control/endpoint.h"
 #include "control/stream_hook.h"
 #include "control/tag.h"
+#include "tensor/transfer.h"
 
 struct tl_stream {
     struct tl_loop *loop;
@@ -314,9 +315,12 @@ void tl_stream_set_tls_peer(struct tl_stream *stream, struct tl_tls_peer *peer)
     stream->tls_peer = tl_tls_peer_retain(peer);
 }
 
-const struct tl_tls_peer *tl_stream_tls_peer(const struct tl_stream *stream)
+void tl_stream_certify(const struct tl_stream *stream, struct tl_identity *identity)
 {
-    return stream->tls_peer;
+    if (stream->tls_peer == NULL) return;
+    identity->source = TL_IDENTITY_PROVEN;
+    snprintf(identity->certified, sizeof(identity->certified), "%s", stream->tls_peer->name.text);
+    identity->is_member = stream->tls_peer->name.kind == TL_CERTIFICATE_MEMBER;
 }
 
 const char *tl_stream_peer_address(const struct tl_stream *stream, char *buffer, size_t capacity)

@@ -22,6 +22,7 @@
 #include "control/loop.h"
 #include "control/tls.h"
 
+struct tl_identity;
 struct tl_stream;
 
 /* Callbacks; NULL: not interested. */
@@ -60,10 +61,11 @@ void *tl_stream_owner(const struct tl_stream *stream);
 void tl_stream_set_owner(struct tl_stream *stream, void *owner);
 void tl_stream_set_events(struct tl_stream *stream, const struct tl_stream_events *events);
 
-/* Server: whose TLS connection the call came over; the stream keeps a reference. Before anything else. */
+/* Whose TLS connection the call goes over; the stream keeps a reference. Before anything else. */
 void tl_stream_set_tls_peer(struct tl_stream *stream, struct tl_tls_peer *peer);
-/* NULL: it came over no TLS connection, or the stream is a client's. Valid as long as the stream. */
-const struct tl_tls_peer *tl_stream_tls_peer(const struct tl_stream *stream);
+
+/* Writes down who the TLS connection proves the caller to be: source, certified and is_member. */
+void tl_stream_certify(const struct tl_stream *stream, struct tl_identity *identity);
 
 /* "ipv4:127.0.0.1:1234"; returns buffer. */
 const char *tl_stream_peer_address(const struct tl_stream *stream, char *buffer, size_t capacity);

@@ -9,6 +9,7 @@
 #include "control/tls_relay.h"
 
 struct tl_tls {
+    atomic_uint references;
     struct tl_tls_relay *relay;
     struct tl_tls_handshakes *handshakes;
 };
@@ -17,19 +18,33 @@ enum tl_status tl_tls_create(const struct tl_tls_options *options, struct tl_tls
 {
     struct tl_tls *tls = calloc(1, sizeof(*tls));
     if (tls == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS");
+    atomic_init(&tls->references, 1);
     enum tl_status status = tl_tls_relay_create(&tls->relay, ret_error);
     if (status == TL_OK) status = tl_tls_handshakes_create(options, tls->relay, &tls->handshakes, ret_error);
     if (status != TL_OK) {
-        tl_tls_destroy(tls);
+        tl_tls_end(tls);
+        tl_tls_release(tls);
         return status;
     }
     *ret_tls = tls;
     return TL_OK;
 }
 
-void tl_tls_destroy(struct tl_tls *tls)
+void tl_tls_end(struct tl_tls *tls)
 {
-    if (tls == NULL) return;
+    if (tls->handshakes != NULL) tl_tls_handshakes_end(tls->handshakes);
+    if (tls->relay != NULL) tl_tls_relay_end(tls->relay);
+}
+
+struct tl_tls *tl_tls_retain(struct tl_tls *tls)
+{
+    if (tls != NULL) atomic_fetch_add(&tls->references, 1);
+    return tls;
+}
+
+void tl_tls_release(struct tl_tls *tls)
+{
+    if (tls == NULL || atomic_fetch_sub(&tls->references, 1) > 1) return;
     tl_tls_handshakes_destroy(tls->handshakes);
     tl_tls_relay_destroy(tls->relay);
     free(tls);

@@ -36,9 +36,13 @@ struct tl_tls_options {
 enum tl_status tl_tls_create(const struct tl_tls_options *options, struct tl_tls **ret_tls,
                              struct tl_error *ret_error) TL_MUST_USE;
 
-/* Ends all connections and handshakes, and the threads. Nothing is called any more. NULL is accepted. Blocks: for a
- * handshake that is being computed. */
-void tl_tls_destroy(struct tl_tls *tls);
+/* Ends all connections and handshakes, and the threads: nothing that was accepted is called any more, and dials fail,
+ * those that come later, too. Once. Blocks: for a handshake that is being computed. */
+void tl_tls_end(struct tl_tls *tls);
+
+struct tl_tls *tl_tls_retain(struct tl_tls *tls); /* NULL is accepted, and returned */
+/* The last release frees it; it was ended before. NULL is accepted. */
+void tl_tls_release(struct tl_tls *tls);
 
 /* The other side of a TLS connection. */
 struct tl_tls_peer {
@@ -76,7 +80,7 @@ struct tl_tls_address {
 };
 
 /* Connects to an address. dialled is called once, unless the dial is abandoned before. The strings are copied.
- * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory. TL_CANCELLED: it has ended. */
 enum tl_status tl_tls_dial(struct tl_tls *tls, struct tl_loop *loop, const struct tl_tls_address *address,
                            tl_tls_dialled_fn dialled, void *owner, struct tl_tls_dial **ret_dial,
                            struct tl_error *ret_error) TL_MUST_USE;

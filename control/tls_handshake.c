@@ -223,6 +223,13 @@ static void refuse_plain(const struct handshake *handshake)
     (void)shutdown(handshake->connection, SHUT_WR);
 }
 
+/* Whether the peer has gone without a word, as those do that only look whether the port is open. */
+static bool is_gone(const struct handshake *handshake)
+{
+    char byte;
+    return recv(handshake->connection, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
 /* Whether the first bytes are those of HTTP/2. */
 static bool is_plain(const struct handshake *handshake)
 {
@@ -238,6 +245,10 @@ static bool begin_session(struct tl_tls_handshakes *handshakes, struct handshake
     struct tl_tls_dial *dial = handshake->dial;
     struct tl_error error;
     enum tl_status status = TL_OK;
+    if (dial == NULL && is_gone(handshake)) {
+        handshake_end(handshakes, handshake);
+        return false;
+    }
     if (dial == NULL && is_plain(handshake)) {
         refuse_plain(handshake);
         status = tl_error_set(&error, TL_UNAUTHENTICATED, "it speaks HTTP/2 without TLS");
@@ -484,21 +495,26 @@ enum tl_status tl_tls_handshakes_create(const struct tl_tls_options *options, st
     return TL_OK;
 }
 
+void tl_tls_handshakes_end(struct tl_tls_handshakes *handshakes)
+{
+    if (!handshakes->has_thread) return;
+    pthread_mutex_lock(&handshakes->mutex);
+    handshakes->is_ending = true;
+    pthread_mutex_unlock(&handshakes->mutex);
+    (void)eventfd_write(handshakes->event, 1);
+    pthread_join(handshakes->thread, NULL);
+    take_added(handshakes);
+    while (!tl_list_is_empty(&handshakes->accepted))
+        handshake_end(handshakes, TL_CONTAINER_OF(handshakes->accepted.next, struct handshake, place));
+    struct tl_error error;
+    tl_error_set(&error, TL_CANCELLED, "closed before the TLS handshake ended");
+    while (!tl_list_is_empty(&handshakes->dialled))
+        handshake_fail(handshakes, TL_CONTAINER_OF(handshakes->dialled.next, struct handshake, place), &error);
+}
+
 void tl_tls_handshakes_destroy(struct tl_tls_handshakes *handshakes)
 {
     if (handshakes == NULL) return;
-    if (handshakes->has_thread) {
-        pthread_mutex_lock(&handshakes->mutex);
-        handshakes->is_ending = true;
-        pthread_mutex_unlock(&handshakes->mutex);
-        (void)eventfd_write(handshakes->event, 1);
-        pthread_join(handshakes->thread, NULL);
-        take_added(handshakes);
-    }
-    while (!tl_list_is_empty(&handshakes->accepted))
-        handshake_end(handshakes, TL_CONTAINER_OF(handshakes->accepted.next, struct handshake, place));
-    while (!tl_list_is_empty(&handshakes->dialled))
-        handshake_end(handshakes, TL_CONTAINER_OF(handshakes->dialled.next, struct handshake, place));
     tl_tls_context_release(handshakes->context);
     if (handshakes->epoll >= 0) (void)close(handshakes->epoll);
     if (handshakes->event >= 0) (void)close(handshakes->event);
@@ -508,12 +524,20 @@ void tl_tls_handshakes_destroy(struct tl_tls_handshakes *handshakes)
     free(handshakes);
 }
 
-static void add(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
+/* Gives it to the thread; false: that has ended, and the handshake was freed. */
+static bool add(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
 {
     pthread_mutex_lock(&handshakes->mutex);
-    tl_list_push_back(&handshakes->added, &handshake->place);
+    bool is_added = !handshakes->is_ending;
+    if (is_added) tl_list_push_back(&handshakes->added, &handshake->place);
     pthread_mutex_unlock(&handshakes->mutex);
-    (void)eventfd_write(handshakes->event, 1);
+    if (is_added) {
+        (void)eventfd_write(handshakes->event, 1);
+    } else {
+        if (handshake->connection >= 0) (void)close(handshake->connection);
+        free(handshake);
+    }
+    return is_added;
 }
 
 void tl_tls_handshakes_accept(struct tl_tls_handshakes *handshakes, int connection, tl_tls_accepted_fn accepted,
@@ -530,7 +554,7 @@ void tl_tls_handshakes_accept(struct tl_tls_handshakes *handshakes, int connecti
     handshake->context = context;
     handshake->deadline_ns = tl_clock_deadline_ns(handshakes->timeout_ns);
     (void)tl_endpoint_peer(connection, handshake->target);
-    add(handshakes, handshake);
+    (void)add(handshakes, handshake);
 }
 
 /* Begins to connect; -1 with the error. */
@@ -587,8 +611,9 @@ enum tl_status tl_tls_handshakes_dial(struct tl_tls_handshakes *handshakes, stru
     handshake->connection = connect_to(address->target, handshakes->keepalive_timeout_ns, &dial->failure);
     handshake->is_connecting = true;
     *ret_dial = dial;
-    add(handshakes, handshake);
-    return TL_OK;
+    if (add(handshakes, handshake)) return TL_OK;
+    dial_free(dial);
+    return tl_error_set(ret_error, TL_CANCELLED, "%s was not dialled: this process is closing", address->label);
 }
 
 void tl_tls_dial_abandon(struct tl_tls_dial *dial)

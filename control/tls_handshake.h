@@ -12,7 +12,9 @@ struct tl_tls_handshakes;
 enum tl_status tl_tls_handshakes_create(const struct tl_tls_options *options, struct tl_tls_relay *relay,
                                         struct tl_tls_handshakes **ret_handshakes,
                                         struct tl_error *ret_error) TL_MUST_USE;
-/* NULL is accepted. */
+/* Ends all handshakes and the thread. */
+void tl_tls_handshakes_end(struct tl_tls_handshakes *handshakes);
+/* They were ended. NULL is accepted. */
 void tl_tls_handshakes_destroy(struct tl_tls_handshakes *handshakes);
 
 /* As tl_tls_accept and tl_tls_dial. */

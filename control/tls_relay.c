@@ -407,9 +407,8 @@ enum tl_status tl_tls_relay_create(struct tl_tls_relay **ret_relay, struct tl_er
     return TL_OK;
 }
 
-void tl_tls_relay_destroy(struct tl_tls_relay *relay)
+void tl_tls_relay_end(struct tl_tls_relay *relay)
 {
-    if (relay == NULL) return;
     if (relay->has_thread) {
         pthread_mutex_lock(&relay->mutex);
         relay->is_ending = true;
@@ -420,6 +419,11 @@ void tl_tls_relay_destroy(struct tl_tls_relay *relay)
     take_added(relay);
     while (!tl_list_is_empty(&relay->all))
         relayed_end(relay, TL_CONTAINER_OF(relay->all.next, struct relayed, place));
+}
+
+void tl_tls_relay_destroy(struct tl_tls_relay *relay)
+{
+    if (relay == NULL) return;
     tl_number_map_fini(&relay->by_id);
     tl_tls_context_release(relay->context);
     if (relay->epoll >= 0) (void)close(relay->epoll);

@@ -14,7 +14,9 @@
 struct tl_tls_relay;
 
 enum tl_status tl_tls_relay_create(struct tl_tls_relay **ret_relay, struct tl_error *ret_error) TL_MUST_USE;
-/* Ends all connections. NULL is accepted. */
+/* Ends all connections and the thread. */
+void tl_tls_relay_end(struct tl_tls_relay *relay);
+/* It was ended. NULL is accepted. */
 void tl_tls_relay_destroy(struct tl_tls_relay *relay);
 
 /* Takes over a connection and its session, whose handshake is done, and returns gRPC's end of a new pair of sockets.

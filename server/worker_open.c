@@ -28,6 +28,7 @@
 #include "server/transfers/walk.h"
 #include "server/troubles.h"
 #include "server/worker_internal.h"
+#include "server/tls_options.h"
 
 #define ABORTED_STEPS_KEPT 1024
 
@@ -122,7 +123,9 @@ static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker
 static enum tl_status create_control(struct tl_worker *worker, struct tl_error *ret_error)
 {
     const struct tl_settings *settings = &worker->settings;
+    struct tl_tls_options tls;
     const struct tl_control_options options = {
+        .tls = tl_tls_options_of(settings, &tls) ? &tls : NULL,
         .self = worker->self,
         .chunk_bytes = settings->chunk_bytes,
         .inflight_bytes = settings->inflight_bytes,

@@ -30,6 +30,7 @@
 enum tl_identity_source {
     TL_IDENTITY_NONE = 0,    /* it has not identified itself */
     TL_IDENTITY_CLAIMED = 1, /* it has identified itself, over a connection that proves nothing */
+    TL_IDENTITY_PROVEN = 2,  /* over a TLS connection; `certified` is the name in its certificate */
 };
 
 #define TL_HOST_NAME_BYTES 256
@@ -39,8 +40,10 @@ enum tl_identity_source {
 
 struct tl_identity {
     enum tl_identity_source source;
-    char name[TL_MAX_NAME_BYTES]; /* "/job:ps/task:0"; "" for a client */
-    uint64_t incarnation;         /* 0: unknown */
+    char name[TL_MAX_NAME_BYTES];      /* "/job:ps/task:0"; "" for a client */
+    char certified[TL_MAX_NAME_BYTES]; /* PROVEN: "/job:ps/task:0", or the name of a client; "" otherwise */
+    bool is_member;                    /* PROVEN: certified is the name of a member */
+    uint64_t incarnation;              /* 0: unknown */
     char address[TL_MAX_ADDRESS_BYTES];
     struct tl_share_client client; /* the client that is charged for what it holds */
     uint8_t host[TL_HOST_BYTES];   /* equal for workers on one host between two starts of it; zeros: not known */

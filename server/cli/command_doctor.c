@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "config/config.h"
+#include "server/cli/cluster_tls.h"
 #include "server/cli/command.h"
 #include "server/cli/doctor.h"
 #include "server/cli/doctor_peers.h"
@@ -46,6 +47,7 @@ static enum tl_status read_config(const char *path, struct doctor *doctor, struc
 {
     enum tl_status status = tl_config_read(path, &doctor->config, ret_error);
     if (status == TL_OK) status = tl_task_config_apply_environment(doctor->config, "doctor", ret_error);
+    if (status == TL_OK) status = tl_cluster_tls_open(&doctor->config->client_settings, ret_error);
     if (status != TL_OK) return status;
     if (!tl_doctor_tasks_init(&doctor->tasks, doctor->config)) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the addresses of all tasks");

@@ -31,6 +31,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/client.h"
+#include "server/cli/cluster_tls.h"
 #include "server/cli/command.h"
 #include "server/cli/last_words.h"
 #include "server/cli/options.h"
@@ -157,8 +158,10 @@ static void notify_ready(const struct serve *serve)
 static void feed_watchdog(const struct serve *serve, int64_t watchdog_ns)
 {
     int64_t timeout_ns = watchdog_ns / 4 < MAX_PROBE_NS ? watchdog_ns / 4 : MAX_PROBE_NS;
-    const struct tl_call_options call = {
-        .address = serve->probe_address, .connect_timeout_ns = timeout_ns, .rpc_timeout_ns = timeout_ns};
+    const struct tl_call_options call = {.address = serve->probe_address,
+                                         .secure = tl_cluster_tls(),
+                                         .connect_timeout_ns = timeout_ns,
+                                         .rpc_timeout_ns = timeout_ns};
     struct tl_description description = {0};
     struct tl_error error;
     if (serve->probe_address[0] && tl_client_identify(&call, &description, NULL, &error) != TL_OK) {

@@ -6,6 +6,7 @@
  * over TCP. Each worker gets a line with what health says, and one for each of its addresses. Failure mode: without
  * memory or threads, fewer threads take longer, and what is not known is a line.
  */
+#include "server/cli/cluster_tls.h"
 #include "server/cli/doctor_peers.h"
 
 #include <inttypes.h>
@@ -41,7 +42,7 @@ struct trials {
 static void ask_clock(const char *address, struct tl_doctor_clock *ret_clock)
 {
     const struct tl_call_options call = {
-        .address = address, .connect_timeout_ns = CLOCK_NS, .rpc_timeout_ns = CLOCK_NS};
+        .address = address, .secure = tl_cluster_tls(), .connect_timeout_ns = CLOCK_NS, .rpc_timeout_ns = CLOCK_NS};
     struct tl_description description = {0};
     struct tl_error error;
     ret_clock->before_ns = tl_clock_unix_ns();

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "server/cli/cluster_tls.h"
 #include "server/cli/command.h"
 #include "server/cli/health.h"
 #include "server/cli/json_out.h"
@@ -471,6 +472,7 @@ int tl_health_cluster(const struct tl_health_flags *flags)
     int code;
     enum tl_status status = tl_config_read(flags->config_path, &config, &error);
     if (status == TL_OK) status = tl_task_config_apply_environment(config, "health", &error);
+    if (status == TL_OK) status = tl_cluster_tls_open(&config->client_settings, &error);
     if (status != TL_OK) {
         tl_config_destroy(config);
         return report_config(flags, &error);

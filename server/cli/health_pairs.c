@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "server/cli/cluster_tls.h"
 #include "server/cli/health.h"
 #include "server/cli/health_members.h"
 
@@ -82,6 +83,8 @@ void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health
     const int64_t timeout_ns = by_peers_ns > PROBE_TIMEOUT_NS ? by_peers_ns : PROBE_TIMEOUT_NS;
     struct tl_call_options call = {
         .address = finding->task->address,
+        .secure = tl_cluster_tls(),
+        .expected_name = finding->task->name,
         .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : CONNECT_TIMEOUT_NS,
         .user_agent = flags->user_agent,
     };

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "config/address.h"
 #include "control/control.h"
+#include "server/cli/cluster_tls.h"
 #include "server/cli/health.h"
 #include "server/cli/local_host.h"
 #include "server/cli/local_process.h"
@@ -236,6 +237,8 @@ static struct tl_call_options make_call(const struct tl_health_flags *flags, con
 {
     return (struct tl_call_options){
         .address = task->address,
+        .secure = tl_cluster_tls(),
+        .expected_name = task->name,
         .ret_where = ret_where,
         .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : timeout_ns,
         /* A time that the user gives counts for all of it. */

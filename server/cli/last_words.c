@@ -23,6 +23,7 @@
 #include "base/text.h"
 #include "control/control.h"
 #include "server/cli/remedy.h"
+#include "server/tls_options.h"
 
 /* How often it looks for a signal. */
 #define ROUND_NS (50 * TL_NS_PER_MS)
@@ -127,7 +128,9 @@ static const struct tl_control_handlers handlers = {
 static enum tl_status listen_at(struct speaker *speaker, struct tl_error *ret_error)
 {
     const struct tl_settings *settings = &speaker->words->task->settings;
+    struct tl_tls_options tls;
     struct tl_control_options options = {
+        .tls = tl_tls_options_of(settings, &tls) ? &tls : NULL,
         .self = {.incarnation = speaker->incarnation},
         .chunk_bytes = settings->chunk_bytes,
         .inflight_bytes = settings->inflight_bytes,

@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "control/control.h"
+#include "server/cli/cluster_tls.h"
 #include "server/cli/command.h"
 #include "server/cli/output.h"
 
@@ -131,5 +132,7 @@ int main(int argc, char **argv)
     if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) return run_version(1, argv);
     const struct command *command = find_command(argv[1]);
     if (!command) return refuse_command(argv[1]);
-    return command->run(argc - 1, argv + 1);
+    int code = command->run(argc - 1, argv + 1);
+    tl_cluster_tls_end();
+    return code;
 }

@@ -7,6 +7,7 @@
  * level says it: the client is no task, so that settings of jobs and tasks do not concern it. Files, limits and
  * time-outs are those of workers and do not matter to the command.
  */
+#include "server/cli/cluster_tls.h"
 #include "server/cli/target.h"
 
 #include <inttypes.h>
@@ -49,6 +50,10 @@ static int resolve_by_config(struct tl_target *target, const struct tl_options *
         return TL_EXIT_FAILED;
     }
     const struct tl_config *config = target->config;
+    if (tl_cluster_tls_open(&config->client_settings, &error) != TL_OK) {
+        tl_output_error(options->command, "%s", error.message);
+        return TL_EXIT_FAILED;
+    }
     if (target->task_name) {
         if (tl_config_find_name(config, target->task_name, &task, &error) == TL_OK) {
             store_task(target, task);
@@ -92,6 +97,8 @@ struct tl_call_options tl_target_call_options(const struct tl_target *target)
 {
     return (struct tl_call_options){
         .address = target->address,
+        .secure = tl_cluster_tls(),
+        .expected_name = target->name[0] ? target->name : NULL,
         .connect_timeout_ns = target->timeout_ns < MAX_CONNECT_TIMEOUT_NS ? target->timeout_ns : MAX_CONNECT_TIMEOUT_NS,
         .rpc_timeout_ns = target->timeout_ns,
     };
@@ -157,11 +164,13 @@ bool tl_target_is_hopeless(enum tl_status code)
            code == TL_UNAUTHENTICATED;
 }
 
-/* Returns whether a setting says how tensors travel: "rdma", "local.pool". The settings of a transport are the group
- * with its name. */
+/* Returns whether a setting says how tensors travel: "rdma", "local.pool", "security.tls.ca". The settings of a
+ * transport are the group with its name. */
 static bool is_about_transports(const char *path)
 {
     if (strcmp(path, "protocol") == 0 || strcmp(path, "rdma") == 0) return true;
+    if (strncmp(path, "security.tls.", strlen("security.tls.")) == 0 || strcmp(path, "security.encrypt") == 0)
+        return true;
     for (size_t i = 0; i < TL_MAX_TRANSPORTS; i++) {
         size_t len = strlen(tl_transports_all[i]->name);
         if (strncmp(path, tl_transports_all[i]->name, len) == 0 && path[len] == '.') return true;
@@ -179,12 +188,15 @@ static bool put_transports(struct tl_json_out *json, const struct tl_config *con
     tl_config_values(config, NULL, values, count);
     for (size_t i = 0; i < count; i++) {
         const struct tl_config_value *value = &values[i];
-        const char *dot = strchr(value->path, '.');
         if (!is_about_transports(value->path) || strcmp(value->origin, "default") == 0) continue;
-        char group[TL_CONNECTION_TRANSPORT_BYTES];
-        snprintf(group, sizeof(group), "%.*s", dot ? (int)(dot - value->path) : 0, value->path);
-        tl_json_out_put_json(dot ? tl_json_out_put_object(json, group) : json, dot ? dot + 1 : value->path,
-                             value->value);
+        struct tl_json_out *group = json;
+        const char *name = value->path;
+        for (const char *dot; (dot = strchr(name, '.')); name = dot + 1) {
+            char group_name[TL_CONNECTION_TRANSPORT_BYTES];
+            snprintf(group_name, sizeof(group_name), "%.*s", (int)(dot - name), name);
+            group = tl_json_out_put_object(group, group_name);
+        }
+        tl_json_out_put_json(group, name, value->value);
     }
     free(values);
     return true;

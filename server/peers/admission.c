@@ -213,7 +213,10 @@ enum tl_link_admission tl_peers_admit(struct tl_worker *worker, const struct tl_
         log_second_worker(peer, who);
         return TL_LINK_REFUSED;
     }
-    enum tl_link_admission admission = peer != NULL ? check_origin(peer, who, ret_error) : TL_LINK_ADMITTED;
+    /* What a certificate proves holds from every address. */
+    bool is_proven = who->source == TL_IDENTITY_PROVEN;
+    enum tl_link_admission admission =
+        peer != NULL && !is_proven ? check_origin(peer, who, ret_error) : TL_LINK_ADMITTED;
     if (admission != TL_LINK_ADMITTED || !is_incarnation_taken(worker, peer, who)) return admission;
     (void)tl_error_set(ret_error, TL_UNAVAILABLE,
                        "%s is connected to another process with the incarnation that %s at %s gives", worker->self.name,

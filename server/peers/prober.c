@@ -33,6 +33,7 @@
 struct tl_probe_round {
     struct tl_closure closure;
     struct tl_worker *worker;
+    struct tl_tls *tls; /* a reference; NULL: none */
     int64_t deadline_ns;
     pthread_mutex_t mutex;  /* guards the next five */
     pthread_cond_t changed; /* a probe has ended */
@@ -68,6 +69,7 @@ static void round_free(struct tl_probe_round *round)
 {
     pthread_cond_destroy(&round->changed);
     pthread_mutex_destroy(&round->mutex);
+    tl_tls_release(round->tls);
     free(round->results.items);
     free(round);
 }
@@ -124,7 +126,7 @@ static void *run(void *argument)
         size_t index = round->next++;
         *begun_ns = tl_clock_now_ns();
         pthread_mutex_unlock(&round->mutex);
-        tl_client_probe_peer(result_at(round, index), round->deadline_ns);
+        tl_client_probe_peer(result_at(round, index), round->tls, round->deadline_ns);
         pthread_mutex_lock(&round->mutex);
         *begun_ns = 0;
         pthread_cond_signal(&round->changed);
@@ -218,8 +220,11 @@ static enum tl_status create(struct tl_worker *worker, struct tl_probe_round **r
         free(items);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to probe the peers");
     }
-    *round = (struct tl_probe_round){
-        .closure = {.run = threads_over}, .worker = worker, .holder_count = 1, .results = {.items = items}};
+    *round = (struct tl_probe_round){.closure = {.run = threads_over},
+                                     .worker = worker,
+                                     .tls = tl_tls_retain(tl_control_tls(worker->control)),
+                                     .holder_count = 1,
+                                     .results = {.items = items}};
     pthread_mutex_init(&round->mutex, NULL);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);

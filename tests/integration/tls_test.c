@@ -70,6 +70,12 @@ static void side_start(struct side *side)
     ck_assert_msg(status == TL_OK, "%s", error.message);
 }
 
+static void side_end(struct side *side)
+{
+    if (side->tls != NULL) tl_tls_end(side->tls);
+    tl_tls_release(side->tls);
+}
+
 static void note_accepted(void *context, int fd, int connection)
 {
     (void)context;
@@ -103,8 +109,8 @@ static void setup(void)
 
 static void teardown(void)
 {
-    tl_tls_destroy(client.tls);
-    tl_tls_destroy(server.tls);
+    side_end(&client);
+    side_end(&server);
     tl_loop_destroy(loop);
     (void)close(listening);
     authority_fini(&authority);

@@ -59,7 +59,7 @@ static void probe(void)
 {
     result = (struct tl_peer_probe){.name = "/job:ps/task:0", .address = "ps-0:4000"};
     open_count = echo_count = 0;
-    tl_client_probe_peer(&result, tl_clock_deadline_ns(60 * TL_NS_PER_SEC));
+    tl_client_probe_peer(&result, NULL, tl_clock_deadline_ns(60 * TL_NS_PER_SEC));
 }
 
 static void expect_ok(const char *reason)
