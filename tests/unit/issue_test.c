@@ -18,12 +18,16 @@
 static struct tl_authority *authority;
 static struct tl_error error;
 
+static void open_authority(void)
+{
+    ck_assert_int_eq(tl_authority_open(temp_folder, &authority, &error), TL_OK);
+}
+
 static void set_up(void)
 {
     temp_folder_make();
-    umask(0);
     ck_assert_int_eq(tl_authority_create(temp_folder, "example.org", false, &error), TL_OK);
-    ck_assert_int_eq(tl_authority_open(temp_folder, &authority, &error), TL_OK);
+    open_authority();
 }
 
 static void tear_down(void)
@@ -75,15 +79,25 @@ static int verify(const char *name)
     return result;
 }
 
-START_TEST(files_have_mode_0600_whatever_the_umask_is)
+static void assert_private(const char *const *names, size_t count)
 {
-    static const char *const names[] = {"ca.pem", "ca.key", "ca.crl", "ps-0.pem", "ps-0.key"};
     struct stat info;
-    issue_task("ps-0");
-    for (size_t i = 0; i < TL_ARRAY_COUNT(names); i++) {
+    for (size_t i = 0; i < count; i++) {
         ck_assert_int_eq(stat(temp_path(names[i]), &info), 0);
         ck_assert_msg((info.st_mode & 07777) == 0600, "%s has mode %o", names[i], info.st_mode & 07777);
     }
+}
+
+START_TEST(files_have_mode_0600_whatever_the_umask_is)
+{
+    static const char *const names[] = {"ca.pem", "ca.key", "ca.crl", "ps-0.pem", "ps-0.key"};
+    umask(0);
+    ck_assert_int_eq(tl_authority_create(temp_folder, "example.org", true, &error), TL_OK);
+    assert_private(names, 3);
+    open_authority();
+    umask(0277);
+    issue_task("ps-0");
+    assert_private(names, TL_ARRAY_COUNT(names));
     ck_assert_uint_eq(temp_entry_count(temp_folder), TL_ARRAY_COUNT(names));
 }
 END_TEST
@@ -267,7 +281,7 @@ int main(void)
     Suite *suite = suite_create("issue");
     for (size_t i = 0; i < TL_ARRAY_COUNT(tests); i++) {
         TCase *tcase = tcase_create(tests[i].name);
-        tcase_add_checked_fixture(tcase, set_up, tear_down);
+        tcase_add_checked_fixture(tcase, i == 0 ? temp_folder_make : set_up, tear_down);
         tcase_add_test(tcase, tests[i].test);
         suite_add_tcase(suite, tcase);
     }
