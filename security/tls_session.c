@@ -143,7 +143,7 @@ static const struct alert_text faults[] = {
     {SSL_R_HTTP_REQUEST, "it does not speak TLS but HTTP"},
     {SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE, "it has no certificate"},
     {SSL_R_UNSUPPORTED_PROTOCOL, "it offers no version of TLS that is accepted here (security.tls.min_version)"},
-    {SSL_R_NO_APPLICATION_PROTOCOL, "it does not ask for HTTP/2 by ALPN, as gRPC does"},
+    {SSL_R_NO_APPLICATION_PROTOCOL, "it asks for another protocol than HTTP/2 by ALPN"},
     {SSL_R_UNEXPECTED_EOF_WHILE_READING, "it ended the connection"},
 };
 
@@ -334,16 +334,15 @@ enum tl_tls_progress tl_tls_session_handshake(struct tl_tls_session *session, st
     errno = 0;
     int result = SSL_do_handshake(session->ssl);
     if (result != 1) return judge(session, result, ret_error);
-    if (session->role == TL_TLS_ACCEPTS) return TL_TLS_DONE;
     const unsigned char *protocol;
     unsigned int protocol_len;
     SSL_get0_alpn_selected(session->ssl, &protocol, &protocol_len);
-    if (protocol_len != 2) {
-        tl_error_set(ret_error, TL_UNAVAILABLE,
-                     "no TLS connection: it did not choose HTTP/2 by ALPN; is it a gRPC "
-                     "server?");
+    if (protocol_len == 0) {
+        /* OpenSSL refuses what does not fit, but not a peer that says nothing of protocols. */
+        tl_error_set(ret_error, TL_UNAVAILABLE, "no TLS connection: it does not ask for HTTP/2 by ALPN, as gRPC does");
         return TL_TLS_FAILED;
     }
+    if (session->role == TL_TLS_ACCEPTS) return TL_TLS_DONE;
     /* A server looks at our certificate after its own part is done, and says nothing unless it refuses it. What it
      * sends first otherwise is the beginning of HTTP/2. */
     char byte;

@@ -119,6 +119,16 @@ static enum tl_status check_files(const struct tl_serve_flags *flags, const stru
     return status;
 }
 
+static void put_security_files(struct tl_json_out *task, const struct tl_security_settings *security)
+{
+    if (!security->ca) return;
+    struct tl_json_out *tls = tl_json_out_put_object(tl_json_out_put_object(task, "security"), "tls");
+    tl_json_out_put_text(tls, "ca", security->ca);
+    tl_json_out_put_text(tls, "certificate", security->certificate);
+    tl_json_out_put_text(tls, "key", security->key);
+    if (security->crl) tl_json_out_put_text(tls, "crl", security->crl);
+}
+
 /* Writes the flags into the task's own entry, and the paths that start in the folder of the file, which the text alone
  * does not contain. */
 static enum tl_status apply_flags(const struct tl_serve_flags *flags, struct tl_serve_config *config, const char *text,
@@ -140,6 +150,7 @@ static enum tl_status apply_flags(const struct tl_serve_flags *flags, struct tl_
     }
     if (settings->local.socket_folder)
         tl_json_out_put_text(tl_json_out_put_object(task, "local"), "socket_folder", settings->local.socket_folder);
+    put_security_files(task, &settings->security);
     config->json = tl_json_out_text(root, false);
     if (!config->json)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for a copy of it", config->config->source);

@@ -1,0 +1,223 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Workers and tools under TLS: a cluster with certificates of tensorlane cert, and clients that may not be let in."""
+import json
+import os
+import pathlib
+import resource
+import shutil
+import socket
+import ssl
+import time
+
+import cli_support
+from cli_support import PATIENCE, read_safetensors, run, some_tensors, wait_until, write_safetensors
+
+# What the tools of these tests do.
+EVERYBODY = [{"who": ["any"], "what": ["read", "list", "push", "peers", "withdraw"]}]
+# Restarts in one test; more are for a long run by hand.
+CYCLES = int(os.environ.get("TENSORLANE_TEST_CYCLES", "10"))
+
+
+class TlsCase(cli_support.Case):
+    def secured(self, extra=None, **jobs):
+        """Makes an authority, certificates for all tasks and the tools, and a configuration that uses them."""
+        settings = {"tls": {"ca": "certs/ca.pem", "certificate": "certs/{name}.pem", "key": "certs/{name}.key"},
+                    "allow": EVERYBODY}
+        cluster = self.cluster(extra={"security": settings, **(extra or {})}, **jobs)
+        self.certs = self.folder / "certs"
+        self.assert_run(0, "cert", "init", "--folder", self.certs)
+        self.assert_run(0, "cert", "issue", "--config", cluster.path, "--folder", self.certs)
+        return cluster
+
+    def context(self, name="client", **options):
+        """Returns what Python's TLS needs to connect as this name."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.load_verify_locations(self.certs / "ca.pem")
+        if name:
+            context.load_cert_chain(self.certs / f"{name}.pem", self.certs / f"{name}.key")
+        if options.get("alpn", True):
+            context.set_alpn_protocols(["h2"])
+        if "maximum" in options:
+            context.maximum_version = options["maximum"]
+        return context
+
+    def connect(self, port, context):
+        """Returns a TLS connection to the worker, which has sent the beginning of HTTP/2."""
+        plain = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+        self.addCleanup(plain.close)
+        secured = context.wrap_socket(plain)
+        self.addCleanup(secured.close)
+        first = secured.recv(9)
+        if not first:
+            raise ConnectionResetError("ended")
+        return secured
+
+    def assert_healthy(self, cluster, count):
+        self.assertIn(f"{count} of {count} workers are healthy",
+                      self.assert_run(0, "health", "--config", cluster.path).stdout)
+
+
+class Cluster(TlsCase):
+    def test_every_tool(self):
+        cluster = self.secured(ps=2)
+        model = write_safetensors(self.folder / "model.safetensors", some_tensors())
+        workers = [cluster.start("ps", 0, "--publish", model), cluster.start("ps", 1)]
+        pulled = self.folder / "pulled.safetensors"
+        at = ("--config", cluster.path)
+        self.assert_run(0, "pull", *at, "--from", "ps:0", "-o", pulled)
+        self.assertEqual(read_safetensors(pulled), some_tensors())
+        self.assert_run(0, "push", pulled, *at, "--to", "ps:1")
+        shown = json.loads(self.assert_run(0, "ls", *at, "--from", "ps:1", "--json").stdout)
+        self.assertEqual({tensor["name"] for tensor in shown["tensors"]}, set(some_tensors()))
+        self.assert_run(0, "rm", "*", *at, "--from", "ps:1")
+        self.assert_healthy(cluster, 2)
+        pairs = self.assert_run(0, "health", "--pairs", *at).stdout
+        self.assertIn("2 of 2 workers are healthy", pairs)
+        for worker in workers:
+            self.assertEqual(worker.stop(), 0)
+            self.assertNotIn("level=warn", worker.output)
+            self.assertNotIn("level=error", worker.output)
+
+    def test_no_key_is_shown(self):
+        cluster = self.secured(ps=1)
+        worker = cluster.start()
+        key = (self.certs / "ps-0.key").read_text().splitlines()[1]
+        shown = [self.assert_run(0, "config", "show", "--config", cluster.path, "--job", "ps", "--task", "0").stdout,
+                 self.assert_run(0, "health", "--config", cluster.path, "--json").stdout]
+        worker.stop()
+        for text in (*shown, worker.output):
+            self.assertNotIn(key, text)
+            self.assertNotIn("PRIVATE", text)
+
+    def test_restarts(self):
+        """The worker that stays leaks nothing, however often its peer restarts."""
+        cluster = self.secured(extra={"connect": "eager"}, ps=2)
+        stays = cluster.start("ps", 0)
+        def count():
+            return len(os.listdir(f"/proc/{stays.pid}/fd")), len(os.listdir(f"/proc/{stays.pid}/task"))
+        counts, memory = [], []
+        for cycle in range(CYCLES):
+            restarts = cluster.start("ps", 1)
+            wait_until(lambda: stays.output.count("data connection up") > cycle, "the data connection",
+                       lambda: stays.output)
+            self.assertEqual(restarts.stop(), 0)
+            wait_until(lambda: stays.output.count("has closed its connection") > cycle, "the end",
+                       lambda: stays.output)
+            counts.append(count())
+            memory.append(int(pathlib.Path(f"/proc/{stays.pid}/statm").read_text().split()[1]))
+        wait_until(lambda: count() <= counts[1], "descriptors and threads are given back",
+                   lambda: f"{counts} {count()}")
+        print(f"{CYCLES} restarts: pages {memory[1]} -> {memory[-1]}, descriptors and threads {counts[1]} -> {count()}")
+
+
+class Refused(TlsCase):
+    def test_a_task_with_the_certificate_of_another(self):
+        cluster = self.secured(extra={"connect": "eager"}, ps=2)
+        first = cluster.start("ps", 0)
+        for suffix in ("pem", "key"):
+            shutil.copy(self.certs / f"ps-0.{suffix}", self.certs / f"ps-1.{suffix}")
+        second = cluster.start("ps", 1)
+        line = second.await_line("its certificate is for /job:ps/task:0")
+        self.assertIn("says that it is /job:ps/task:1", line)
+        line = first.await_line("for /job:ps/task:0, and not for /job:ps/task:1")
+        self.assertIn("cannot be reached", line)
+
+    def test_a_worker_without_tls(self):
+        cluster = self.secured(extra={"connect": "eager"}, ps=2)
+        settings = json.loads(cluster.path.read_text())
+        del settings["security"]
+        plain = self.write_json(settings, "plain.json")
+        first = cluster.start("ps", 0)
+        second = self.spawn("serve", "--config", plain, "--job", "ps", "--task", "1")
+        second.await_line("worker ready")
+        second.await_line("security.tls")
+        first.await_line("does not speak TLS")
+        self.assertIsNone(first.find("peer up"))
+        self.assertIsNone(second.find("peer up"))
+
+    def test_clients_that_are_not_let_in(self):
+        cluster = self.secured(ps=1)
+        worker = cluster.start()
+        port = cluster.port()
+        self.connect(port, self.context())
+        for context, line in ((self.context(name=None), "it has no certificate"),
+                              (self.context(alpn=False), "does not ask for HTTP/2 by ALPN"),
+                              (self.context(maximum=ssl.TLSVersion.TLSv1_2), "no version of TLS that is accepted")):
+            with self.assertRaises((ssl.SSLError, ConnectionError)):
+                self.connect(port, context)
+            worker.await_line(line)
+            time.sleep(1.1)  # refusals are logged once a second
+        self.assert_healthy(cluster, 1)
+
+    def test_tls_1_2_where_it_is_allowed(self):
+        cluster = self.secured(ps=1)
+        settings = json.loads(cluster.path.read_text())
+        settings["security"]["tls"]["min_version"] = "1.2"
+        cluster.path.write_text(json.dumps(settings))
+        cluster.start()
+        self.connect(cluster.port(), self.context(maximum=ssl.TLSVersion.TLSv1_2))
+        self.assert_healthy(cluster, 1)
+
+    def test_garbage_after_the_handshake(self):
+        cluster = self.secured(ps=1)
+        cluster.start()
+        inside = self.connect(cluster.port(), self.context())
+        inside.sendall(bytes(range(256)) * 100)
+        with self.assertRaises((ssl.SSLError, ConnectionError, AssertionError)):
+            while True:
+                self.assertTrue(inside.recv(65536))
+        outside = self.connect(cluster.port(), self.context())
+        os.write(outside.fileno(), bytes(range(256)) * 100)
+        with self.assertRaises((ssl.SSLError, ConnectionError, AssertionError)):
+            while True:
+                self.assertTrue(outside.recv(65536))
+        self.assert_healthy(cluster, 1)
+
+
+class Floods(TlsCase):
+    def memory(self, worker):
+        return int(pathlib.Path(f"/proc/{worker.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def test_ten_thousand_handshakes_at_once(self):
+        """Each stops after its first message; others are served, and memory stays bounded."""
+        cluster = self.secured(ps=1)
+        worker = cluster.start()
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        hello = self.context().wrap_bio(incoming, outgoing)
+        with self.assertRaises(ssl.SSLWantReadError):
+            hello.do_handshake()
+        first = outgoing.read()
+        before = self.memory(worker)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 20000), hard))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        count = 10000 if min(hard, 20000) > 11000 else min(hard, 20000) - 1000
+        half_open = []
+        for _ in range(count):
+            half_open.append(socket.create_connection(("127.0.0.1", cluster.port()), timeout=PATIENCE))
+            half_open[-1].send(first)
+        self.assert_run(0, "health", "--config", cluster.path, "-connect-timeout", "60s", "-rpc-timeout", "60s")
+        grown = self.memory(worker) - before
+        print(f"{count} handshakes: {grown >> 20} MiB more")
+        self.assertLess(grown, 512 << 20 if not cli_support.SANITIZE else 4 << 30)
+        for connection in half_open:
+            connection.close()
+        self.assert_healthy(cluster, 1)
+
+    def test_a_lack_of_descriptors(self):
+        cluster = self.secured(ps=1)
+        worker = cluster.start()
+        used = len(os.listdir(f"/proc/{worker.pid}/fd"))
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (used + 30, used + 30))
+        silent = [socket.create_connection(("127.0.0.1", cluster.port()), timeout=PATIENCE) for _ in range(200)]
+        worker.await_line("limit of open files")
+        for connection in silent:
+            connection.close()
+        wait_until(lambda: run("health", "--config", cluster.path).returncode == 0, "healthy again",
+                   lambda: worker.output)
+
+
+if __name__ == "__main__":
+    cli_support.main()
