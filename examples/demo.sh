@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # The demonstration: a parameter server hands a VGG16 checkpoint of 553 MB to every worker that asks for it.
 #
-#   examples/demo.sh [--divide N] [CONFIG]
+#   examples/demo.sh [--divide N] [--tls] [CONFIG]
 #
 # CONFIG names a cluster with /job:ps/task:0 and /job:worker/task:0 on this machine. --divide 2, 4 or 8 makes every
-# dimension of the tensors that much smaller.
+# dimension of the tensors that much smaller. --tls makes certificates first, and a configuration that uses them.
 #
 # Writes the checkpoint into a temporary folder, starts both workers, pulls all tensors twice over the fastest transport
 # there is and, unless CONFIG forbids that, twice over gRPC, compares each with the checkpoint, shows the health of the
@@ -24,6 +24,11 @@ if [[ ${1:-} == --divide ]]; then
     shift 2
 fi
 [[ $divisor == [1248] ]] || { printf 'demo: --divide takes 2, 4 or 8, not %s\n' "$divisor" >&2; exit 2; }
+has_tls=false
+if [[ ${1:-} == --tls ]]; then
+    has_tls=true
+    shift
+fi
 config=${1:-config/examples/demo.json} # as seen from the project's folder when none is given
 needed_kib=$((1200000 / (divisor * divisor)))
 ready_tenths=150
@@ -99,6 +104,17 @@ printf '\n$ make_vgg16 %s\n' "${checkpoint[*]}"
 made=$("$build/examples/make_vgg16" "${checkpoint[@]}")
 printf '%s\n' "$made"
 made=${made#"$folder/vgg16.safetensors: "} # 32 tensors, ... parameters, ... bytes
+
+if $has_tls; then
+    printf '\n== an authority, and a certificate for each task and for the tools\n'
+    tls='"security": {"tls": {"ca": "certs/ca.pem", "certificate": "certs/{name}.pem", "key": "certs/{name}.key"},
+  "allow": [{"who": ["any"], "what": ["read", "list", "peers"]}]}'
+    { printf '{%s,\n' "$tls"; sed '0,/{/s///' "$config"; } > "$folder/cluster.json"
+    config=$folder/cluster.json
+    cat "$config"
+    run cert init --folder "$folder/certs"
+    run cert issue --config "$config" --folder "$folder/certs"
+fi
 
 printf '\n== two workers: a parameter server that publishes it, and another\n'
 start ps --publish "$folder/vgg16.safetensors"

@@ -176,6 +176,49 @@ class Refused(TlsCase):
         self.assert_healthy(cluster, 1)
 
 
+class Foreign(TlsCase):
+    """Clients that know gRPC alone."""
+
+    def setUp(self):
+        super().setUp()
+        try:
+            import grpc
+            from grpc_health.v1 import health_pb2, health_pb2_grpc
+        except ImportError as missing:
+            self.skipTest(f"python3-grpcio is not there: {missing}")
+        self.grpc, self.health_pb2, self.health_pb2_grpc = grpc, health_pb2, health_pb2_grpc
+        self.cluster = self.secured(ps=1)
+        self.worker = self.cluster.start()
+
+    def check(self, name, authority="ca"):
+        """Returns what the health check says to the holder of this certificate."""
+        read = lambda file: (self.certs / file).read_bytes()
+        credentials = self.grpc.ssl_channel_credentials(read(f"{authority}.pem"), name and read(f"{name}.key"),
+                                                        name and read(f"{name}.pem"))
+        with self.grpc.secure_channel(self.cluster.address(), credentials) as channel:
+            stub = self.health_pb2_grpc.HealthStub(channel)
+            return stub.Check(self.health_pb2.HealthCheckRequest(), timeout=PATIENCE).status
+
+    def test_health_check_of_python(self):
+        self.assertEqual(self.check("client"), self.health_pb2.HealthCheckResponse.SERVING)
+        with self.assertRaises(self.grpc.RpcError) as caught:
+            self.check(None)
+        self.assertEqual(caught.exception.code(), self.grpc.StatusCode.UNAVAILABLE)
+        self.worker.await_line("it has no certificate")
+
+    def test_flags_of_grpc_health_probe(self):
+        tls = ("health", "-addr", self.cluster.address(), "-tls", "-tls-ca-cert", self.certs / "ca.pem",
+               "-connect-timeout", "60s", "-rpc-timeout", "60s")
+        client = ("-tls-client-cert", self.certs / "client.pem", "-tls-client-key", self.certs / "client.key")
+        self.assertEqual(self.assert_run(0, *tls, *client).stdout, "status: SERVING\n")
+        self.assert_run(0, *tls, *client, "-tls-server-name", "localhost")
+        self.assert_run(2, *tls[:-4], "-connect-timeout", "3s")
+        self.assert_run(2, *tls, *client, "-tls-server-name", "other.example.org")
+        result = run("health", "-addr", self.cluster.address())
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("security.tls", result.stderr)
+
+
 class Floods(TlsCase):
     def memory(self, worker):
         return int(pathlib.Path(f"/proc/{worker.pid}/statm").read_text().split()[1]) * resource.getpagesize()
