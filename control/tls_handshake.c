@@ -85,7 +85,8 @@ struct tl_tls_handshakes {
     int64_t period_ns;            /* when files are looked at next */
     int64_t logged_ns;            /* when a refusal was logged last; 0: none was */
     uint64_t unlogged_count;      /* refusals since then */
-    struct tl_error load_failure; /* the latest, which was logged; code TL_OK: none */
+    struct tl_error load_failure; /* what the look before found; code TL_OK: none */
+    bool is_failure_logged;
 };
 
 /* -------------------------------------------------------------------------------------------------------- ends -- */
@@ -388,11 +389,17 @@ static void maybe_load(struct tl_tls_handshakes *handshakes)
         tl_tls_context_release(handshakes->context);
         handshakes->context = context;
         handshakes->load_failure.code = TL_OK;
-    } else if (handshakes->load_failure.code == TL_OK || strcmp(handshakes->load_failure.message, error.message) != 0) {
+        return;
+    }
+    /* Between two files that are replaced one after the other, they may not fit each other for a moment. */
+    bool is_same =
+        handshakes->load_failure.code != TL_OK && strcmp(handshakes->load_failure.message, error.message) == 0;
+    if (is_same && !handshakes->is_failure_logged) {
         TL_LOG_AT_ERROR("changed certificates cannot be used, those before stay in use",
                         TL_STR("reason", error.message));
-        handshakes->load_failure = error;
     }
+    handshakes->is_failure_logged = is_same;
+    handshakes->load_failure = error;
 }
 
 static bool is_ending(struct tl_tls_handshakes *handshakes)
