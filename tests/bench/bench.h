@@ -31,6 +31,10 @@ struct tl_tensor *bench_create_tensor(uint64_t size_bytes);
 /* Dies when the tensor does not have the contents of bench_create_tensor. */
 void bench_check_contents(const struct tl_tensor *tensor);
 
+/* Members of a configuration, with a comma before them, that turn TLS on when TENSORLANE_BENCH_TLS names a folder with
+ * the files of `tensorlane cert`; "" otherwise. Ownership: static. */
+const char *bench_security(void);
+
 /* Both return the exit code. */
 int bench_serve(const char *protocol);
 int bench_pull(const char *port, enum tl_progress progress, const char *protocol, const char *names_path);

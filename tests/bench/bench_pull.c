@@ -291,13 +291,13 @@ static void run_new_model(struct client *client, uint64_t size_bytes, uint64_t c
 
 static void open_client(struct client *client, const char *port, enum tl_progress progress, const char *protocol)
 {
-    char config[256];
+    char config[2048];
     struct tl_error error;
     int len = (int)strcspn(protocol, "/");
     snprintf(config, sizeof(config),
-             "{\"cluster\": {\"ps\": [\"%s%s\"]}, \"protocol\": \"%.*s\", \"log\": {\"level\": \"warn\"}%s}",
+             "{\"cluster\": {\"ps\": [\"%s%s\"]}, \"protocol\": \"%.*s\", \"log\": {\"level\": \"warn\"}%s%s}",
              strchr(port, ':') ? "" : "127.0.0.1:", port, len, protocol,
-             strcmp(protocol + len, "/bounce") == 0 ? ", \"verbs\": {\"bounce\": true}" : "");
+             strcmp(protocol + len, "/bounce") == 0 ? ", \"verbs\": {\"bounce\": true}" : "", bench_security());
     const struct tl_worker_options options = {
         .size_bytes = sizeof(options), .config_json = config, .is_client = true, .progress = progress};
     bench_check(tl_worker_open(&options, &client->worker, &error), "open", &error);

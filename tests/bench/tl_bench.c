@@ -50,6 +50,18 @@ void bench_check_contents(const struct tl_tensor *tensor)
         if (data[i] != content_at(i)) bench_die("contents", "the bytes that were received are not those of the sender");
 }
 
+const char *bench_security(void)
+{
+    static char members[1024];
+    const char *folder = getenv("TENSORLANE_BENCH_TLS");
+    if (!folder) return "";
+    snprintf(members, sizeof(members),
+             ", \"security\": {\"tls\": {\"ca\": \"%s/ca.pem\", \"certificate\": \"%s/{name}.pem\","
+             " \"key\": \"%s/{name}.key\"}, \"allow\": [{\"who\": [\"any\"], \"what\": [\"read\"]}]}",
+             folder, folder, folder);
+    return members;
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "serve") == 0) return bench_serve(argv[2]);

@@ -7,7 +7,12 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
 
 namespace bench
 {
@@ -40,6 +45,36 @@ template <typename Arguments> void tune(Arguments set)
 {
     set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
+}
+
+inline std::string read_file(const std::string &path)
+{
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+/* With TENSORLANE_BENCH_TLS, a folder with the files of `tensorlane cert`, both sides prove who they are. */
+inline std::shared_ptr<grpc::ServerCredentials> server_credentials()
+{
+    const char *folder = getenv("TENSORLANE_BENCH_TLS");
+    if (!folder) return grpc::InsecureServerCredentials();
+    const std::string begin = std::string(folder) + "/";
+    grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+    options.pem_root_certs = read_file(begin + "ca.pem");
+    options.pem_key_cert_pairs.push_back({read_file(begin + "ps-0.key"), read_file(begin + "ps-0.pem")});
+    return grpc::SslServerCredentials(options);
+}
+
+inline std::shared_ptr<grpc::ChannelCredentials> channel_credentials()
+{
+    const char *folder = getenv("TENSORLANE_BENCH_TLS");
+    if (!folder) return grpc::InsecureChannelCredentials();
+    const std::string begin = std::string(folder) + "/";
+    grpc::SslCredentialsOptions options;
+    options.pem_root_certs = read_file(begin + "ca.pem");
+    options.pem_private_key = read_file(begin + "client.key");
+    options.pem_cert_chain = read_file(begin + "client.pem");
+    return grpc::SslCredentials(options);
 }
 
 } // namespace bench

@@ -80,7 +80,7 @@ std::shared_ptr<grpc::Channel> connect(const char *port, bool is_tuned)
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     if (is_tuned) bench::tune([&](const char *key, int value) { arguments.SetInt(key, value); });
     auto channel =
-        grpc::CreateCustomChannel(std::string("127.0.0.1:") + port, grpc::InsecureChannelCredentials(), arguments);
+        grpc::CreateCustomChannel(std::string("127.0.0.1:") + port, bench::channel_credentials(), arguments);
     if (!channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(10)))
         die(port, grpc::Status(grpc::StatusCode::UNAVAILABLE, "no connection"));
     return channel;

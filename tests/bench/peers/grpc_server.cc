@@ -154,7 +154,7 @@ struct synchronous_server {
     {
         grpc::ServerBuilder builder;
         if (is_tuned) bench::tune([&](const char *key, int value) { builder.AddChannelArgument(key, value); });
-        builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+        builder.AddListeningPort("127.0.0.1:0", bench::server_credentials(), &port);
         builder.RegisterService(&typed);
         builder.RegisterService(&raw);
         server = builder.BuildAndStart();
@@ -170,7 +170,7 @@ struct asynchronous_server {
     asynchronous_server()
     {
         grpc::ServerBuilder builder;
-        builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+        builder.AddListeningPort("127.0.0.1:0", bench::server_credentials(), &port);
         builder.RegisterService(&typed);
         builder.RegisterService(&raw);
         queue = builder.AddCompletionQueue();
