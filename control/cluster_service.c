@@ -307,6 +307,6 @@ static void identify_accept(void *control, struct tl_stream *stream)
 
 enum tl_status tl_cluster_service_add(struct tl_control *control, struct tl_error *ret_error)
 {
-    return tl_rpc_server_add_method(control->server, "/tensorlane.v1.Cluster/Identify", identify_accept, control,
-                                    ret_error);
+    return tl_rpc_server_add_method(control->server, "/tensorlane.v1.Cluster/Identify", TL_ACTION_PEERS,
+                                    identify_accept, control, ret_error);
 }

@@ -89,6 +89,8 @@ enum tl_status tl_control_start(struct tl_control *control, const char *address,
         .max_unfinished_ns = control->options.stalled_timeout_ns,
         .max_message_bytes = tl_control_max_message_bytes(&control->options),
         .tls = control->tls,
+        .may = control->options.handlers->may,
+        .worker = control->options.worker,
         .max_calls = control->options.max_calls,
     };
     struct tl_rpc_server *server;

@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/action.h"
 #include "control/client.h"
 #include "control/link.h"
 #include "control/loop.h"
@@ -54,6 +55,10 @@ enum tl_link_admission { TL_LINK_ADMITTED, TL_LINK_REFUSED, TL_LINK_LATER };
 struct tl_control_handlers {
     struct tl_source_ops source; /* requests for tensors; its `source` is `worker` */
 
+    /* Whether the caller may do this; asked before a call is given to its service. Errors: TL_PERMISSION_DENIED: no.
+     * NULL: everybody may do everything. */
+    enum tl_status (*may)(void *worker, const struct tl_identity *caller, enum tl_action action,
+                          struct tl_error *ret_error);
     /* A peer has opened a link and claims to be tl_link_peer: whether that may be. After TL_LINK_LATER it is asked
      * again when tl_control_ask_again has been called. TL_LINK_REFUSED: ret_error says why. NULL: every peer is
      * admitted. */

@@ -180,10 +180,10 @@ enum tl_status tl_health_service_add(struct tl_control *control, struct tl_error
         tl_health_service_set(control->health, "", TL_HEALTH_NOT_SERVING);
     }
     enum tl_status status = tl_rpc_server_add_health_method(control->server, "/grpc.health.v1.Health/Check",
-                                                            check_accept, control, ret_error);
+                                                            TL_ACTION_HEALTH, check_accept, control, ret_error);
     if (status != TL_OK) return status;
-    return tl_rpc_server_add_health_method(control->server, "/grpc.health.v1.Health/Watch", watch_accept, control,
-                                           ret_error);
+    return tl_rpc_server_add_health_method(control->server, "/grpc.health.v1.Health/Watch", TL_ACTION_HEALTH,
+                                           watch_accept, control, ret_error);
 }
 
 void tl_health_service_set(struct tl_health_service *service, const char *name, enum tl_health health)

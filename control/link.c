@@ -473,7 +473,7 @@ static void accept_link(void *context, struct tl_stream *stream)
 
 enum tl_status tl_link_service_add(struct tl_control *control, struct tl_error *ret_error)
 {
-    return tl_rpc_server_add_method(control->server, EXCHANGE_METHOD, accept_link, control, ret_error);
+    return tl_rpc_server_add_method(control->server, EXCHANGE_METHOD, TL_ACTION_READ, accept_link, control, ret_error);
 }
 
 /* --------------------------------------------------------------------------------------------------- handshake -- */

@@ -186,8 +186,8 @@ static void probe_accept(void *control, struct tl_stream *stream)
 enum tl_status tl_probe_service_add(struct tl_control *control, struct tl_error *ret_error)
 {
     enum tl_status status = tl_rpc_server_add_health_method(control->server, "/tensorlane.v1.Cluster/Probe",
-                                                            probe_accept, control, ret_error);
+                                                            TL_ACTION_PEERS, probe_accept, control, ret_error);
     if (status != TL_OK) return status;
-    return tl_rpc_server_add_health_method(control->server, "/tensorlane.v1.Cluster/Echo", echo_accept, control,
-                                           ret_error);
+    return tl_rpc_server_add_health_method(control->server, "/tensorlane.v1.Cluster/Echo", TL_ACTION_HEALTH,
+                                           echo_accept, control, ret_error);
 }

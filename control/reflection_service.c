@@ -241,8 +241,8 @@ enum tl_status tl_reflection_service_add(struct tl_control *control, struct tl_e
 {
     enum tl_status status =
         tl_rpc_server_add_method(control->server, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-                                 reflection_accept, control, ret_error);
+                                 TL_ACTION_LIST, reflection_accept, control, ret_error);
     if (status != TL_OK) return status;
     return tl_rpc_server_add_method(control->server, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-                                    reflection_accept, control, ret_error);
+                                    TL_ACTION_LIST, reflection_accept, control, ret_error);
 }

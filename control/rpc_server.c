@@ -51,6 +51,7 @@ struct method {
     struct tl_rpc_server *server;
     const char *name;        /* NULL: every method that was not added */
     void *registration;      /* gRPC's */
+    enum tl_action action;   /* what its callers must be allowed */
     struct tl_shares *calls; /* what its calls are charged to */
     tl_accept_fn accept;
     void *context;
@@ -201,6 +202,17 @@ static bool identify(const struct tl_rpc_server *server, struct tl_stream *strea
     return true;
 }
 
+static enum tl_status check_caller(const struct method *method, const struct tl_stream *stream,
+                                   struct tl_error *ret_error)
+{
+    const struct tl_rpc_server_options *options = &method->server->options;
+    struct tl_identity caller = {.source = TL_IDENTITY_NONE};
+    if (options->may == NULL) return TL_OK;
+    tl_stream_peer_address(stream, caller.address, sizeof(caller.address));
+    tl_stream_certify(stream, &caller);
+    return options->may(options->worker, &caller, method->action, ret_error);
+}
+
 /* Hands a call on, or refuses it. */
 static void dispatch(struct method *method, grpc_call *call)
 {
@@ -218,7 +230,8 @@ static void dispatch(struct method *method, grpc_call *call)
     } else if (method->name == NULL) {
         tl_error_set(&refusal, TL_UNIMPLEMENTED, "no such method; see the server's reflection for those it has");
         tl_stream_finish(stream, &refusal);
-    } else if (charge(method, stream, connection, &refusal) != TL_OK) {
+    } else if (check_caller(method, stream, &refusal) != TL_OK ||
+               charge(method, stream, connection, &refusal) != TL_OK) {
         tl_stream_finish(stream, &refusal);
     } else {
         method->accept(method->context, stream);
@@ -327,8 +340,9 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
     return TL_OK;
 }
 
-static enum tl_status add_method(struct tl_rpc_server *server, const char *method, struct tl_shares *calls,
-                                 tl_accept_fn accept, void *context, struct tl_error *ret_error)
+static enum tl_status add_method(struct tl_rpc_server *server, const char *method, enum tl_action action,
+                                 struct tl_shares *calls, tl_accept_fn accept, void *context,
+                                 struct tl_error *ret_error)
 {
     TL_CHECK(!server->is_started && server->method_count < MAX_METHODS);
     void *registration = NULL;
@@ -339,22 +353,23 @@ static enum tl_status add_method(struct tl_rpc_server *server, const char *metho
     server->methods[server->method_count++] = (struct method){.server = server,
                                                               .name = method,
                                                               .registration = registration,
+                                                              .action = action,
                                                               .calls = calls,
                                                               .accept = accept,
                                                               .context = context};
     return TL_OK;
 }
 
-enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
-                                        void *context, struct tl_error *ret_error)
+enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char *method, enum tl_action action,
+                                        tl_accept_fn accept, void *context, struct tl_error *ret_error)
 {
-    return add_method(server, method, server->calls, accept, context, ret_error);
+    return add_method(server, method, action, server->calls, accept, context, ret_error);
 }
 
-enum tl_status tl_rpc_server_add_health_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
-                                               void *context, struct tl_error *ret_error)
+enum tl_status tl_rpc_server_add_health_method(struct tl_rpc_server *server, const char *method, enum tl_action action,
+                                               tl_accept_fn accept, void *context, struct tl_error *ret_error)
 {
-    return add_method(server, method, server->health_calls, accept, context, ret_error);
+    return add_method(server, method, action, server->health_calls, accept, context, ret_error);
 }
 
 /* Over the loopback interface nothing is lost and nothing queues, so that there is nothing for a congestion control to
@@ -408,7 +423,7 @@ enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *add
     uint16_t port;
     enum tl_status status = tl_listener_open(address, take_connection, server, &server->listener, &port, ret_error);
     if (status != TL_OK) return status;
-    status = tl_rpc_server_add_method(server, NULL, NULL, NULL, ret_error);
+    status = tl_rpc_server_add_method(server, NULL, TL_ACTION_HEALTH, NULL, NULL, ret_error);
     if (status != TL_OK) return status;
     grpc_server_start(server->server);
     server->is_started = true;

@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/action.h"
 #include "control/listener.h"
 #include "control/stream.h"
 #include "control/tls.h"
@@ -28,6 +29,10 @@ struct tl_rpc_server_options {
     uint64_t max_message_bytes;   /* received */
     struct tl_tls *tls; /* accepts only what has passed its handshakes; outlives start to stop; NULL: no TLS */
     uint64_t max_calls; /* open at a time: limits.connections; more are refused RESOURCE_EXHAUSTED */
+    /* Whether the caller may do what a method does (control/control.h); NULL: everybody may do everything. */
+    enum tl_status (*may)(void *worker, const struct tl_identity *caller, enum tl_action action,
+                          struct tl_error *ret_error);
+    void *worker;
 };
 
 /* A new call: set owner and events of the stream, read from it. */
@@ -36,13 +41,14 @@ typedef void (*tl_accept_fn)(void *context, struct tl_stream *stream);
 enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_server_options *options,
                                     struct tl_rpc_server **ret_server, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Before start. method is a static string "/package.Service/Method". */
-enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
-                                        void *context, struct tl_error *ret_error) TL_MUST_USE;
+/* Before start. method is a static string "/package.Service/Method"; action is what its callers must be allowed. */
+enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char *method, enum tl_action action,
+                                        tl_accept_fn accept, void *context, struct tl_error *ret_error) TL_MUST_USE;
 
 /* The same for a method of the health check. */
-enum tl_status tl_rpc_server_add_health_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
-                                               void *context, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_rpc_server_add_health_method(struct tl_rpc_server *server, const char *method, enum tl_action action,
+                                               tl_accept_fn accept, void *context,
+                                               struct tl_error *ret_error) TL_MUST_USE;
 
 /* Binds "host:port" (port 0: any) and starts. Errors: TL_ALREADY_EXISTS: the address is in use. TL_UNAVAILABLE: it
  * cannot be resolved or bound, naming it and why. TL_INVALID_ARGUMENT: it is no such address. TL_RESOURCE_EXHAUSTED: no

@@ -242,16 +242,18 @@ enum tl_status tl_transfer_service_add(struct tl_control *control, struct tl_err
 {
     static const struct {
         const char *method;
+        enum tl_action action;
         tl_accept_fn accept;
     } methods[] = {
-        {"/tensorlane.v1.Transfer/Receive", tl_receive_call_accept},
-        {"/tensorlane.v1.Transfer/Publish", tl_publish_call_accept},
-        {"/tensorlane.v1.Transfer/Withdraw", withdraw_accept},
-        {"/tensorlane.v1.Transfer/List", list_accept},
+        {"/tensorlane.v1.Transfer/Receive", TL_ACTION_READ, tl_receive_call_accept},
+        {"/tensorlane.v1.Transfer/Publish", TL_ACTION_PUSH, tl_publish_call_accept},
+        {"/tensorlane.v1.Transfer/Withdraw", TL_ACTION_WITHDRAW, withdraw_accept},
+        {"/tensorlane.v1.Transfer/List", TL_ACTION_LIST, list_accept},
     };
     enum tl_status status = TL_OK;
     for (size_t i = 0; i < TL_ARRAY_COUNT(methods) && status == TL_OK; i++) {
-        status = tl_rpc_server_add_method(control->server, methods[i].method, methods[i].accept, control, ret_error);
+        status = tl_rpc_server_add_method(control->server, methods[i].method, methods[i].action, methods[i].accept,
+                                          control, ret_error);
     }
     return status;
 }

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "server/peers/permissions.h"
 #include "server/troubles.h"
 #include "server/worker_internal.h"
 
@@ -84,6 +85,7 @@ static enum tl_status describe_counters(struct tl_worker *worker, struct tl_desc
         {"published_tensors", stats.published_tensors},
         {"published_bytes", stats.published_bytes},
         {"open_operations", stats.open_operations},
+        {"calls_refused", tl_permissions_refused(worker->members.permissions)},
     };
     enum tl_status status = add_counters(description, values, TL_ARRAY_COUNT(values), ret_error);
     if (status == TL_OK) status = count_transports(worker, description, ret_error);

@@ -36,6 +36,7 @@ struct tl_probe_round;
 struct tl_session;
 struct tl_data_connection;
 struct tl_troubles;
+struct tl_permissions;
 
 /* The configuration with which the worker was opened. */
 struct worker_setup {
@@ -70,6 +71,7 @@ struct worker_members {
     struct tl_list client_peers; /* list of struct client_peer (client_peer.c): links of clients that are no members */
     struct tl_list peer_waits;   /* list of struct tl_peer_wait (peer.c) */
     struct worker_probing probing;
+    struct tl_permissions *permissions; /* which caller may do what; NULL: without certificates, everybody everything */
 };
 
 /* The operations of this process. */

@@ -23,6 +23,7 @@
 #include "base/struct_version.h"
 #include "base/text.h"
 #include "config/address.h"
+#include "server/peers/permissions.h"
 #include "server/progress/completion_queue.h"
 #include "server/transfers/subscription.h"
 #include "server/transfers/walk.h"
@@ -170,6 +171,14 @@ static void check_listens(const struct tl_worker *worker)
                    TL_STR("listens", texts[0]));
 }
 
+static enum tl_status create_permissions(struct tl_worker *worker, struct tl_error *ret_error)
+{
+    const struct tl_security_settings *security = &worker->settings.security;
+    if (security->ca == NULL) return TL_OK;
+    return tl_permissions_create(worker->setup.config, security, worker->self.name, &worker->members.permissions,
+                                 ret_error);
+}
+
 static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error)
 {
     if (worker->setup.task == NULL || worker->setup.task->address == NULL) return TL_OK;
@@ -178,6 +187,11 @@ static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error
     if (status == TL_OK) status = tl_control_start(worker->control, listen, &worker->setup.port, ret_error);
     if (status != TL_OK) return status;
     check_listens(worker);
+    if (worker->members.permissions == NULL) {
+        TL_LOG_AT_INFO("this worker authenticates nobody: whoever reaches its port may do everything; see "
+                       "docs/security.md for certificates",
+                       TL_STR("worker", worker->self.name));
+    }
     tl_control_set_health(worker->control, "", TL_HEALTH_SERVING);
     tl_control_set_health(worker->control, "tensorlane.v1.Transfer", TL_HEALTH_SERVING);
     tl_control_set_health(worker->control, "tensorlane.v1.Cluster", TL_HEALTH_SERVING);
@@ -200,6 +214,7 @@ static void worker_free(struct tl_worker *worker)
     if (worker->loop != NULL) tl_timers_disarm(tl_loop_timers(worker->loop), &worker->sources.expire_timer);
     tl_loop_destroy(worker->loop);
     tl_source_fini(worker);
+    tl_permissions_destroy(worker->members.permissions);
     tl_config_destroy(worker->setup.config);
     free(worker);
 }
@@ -218,7 +233,8 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
     if (status == TL_OK) status = find_self(worker, options, ret_error);
     if (status != TL_OK) return status;
     tl_log_adopt((enum tl_log_level)worker->settings.log_level, (enum tl_log_format)worker->settings.log_format);
-    status = tl_worker_open_device(worker, ret_error);
+    status = create_permissions(worker, ret_error);
+    if (status == TL_OK) status = tl_worker_open_device(worker, ret_error);
     if (status == TL_OK) status = tl_source_init(worker, ret_error);
     if (status == TL_OK) status = tl_loop_create(&worker->loop, ret_error);
     if (status != TL_OK) return status;

@@ -252,6 +252,7 @@ static int end_with(const struct serve *serve, const sigset_t *signals, const st
     free(reason);
     notify(state);
     const struct tl_last_words words = {
+        .config = serve->config.config,
         .task = serve->config.task,
         .listen = listen_address(serve),
         .message = error->message,

@@ -24,6 +24,7 @@
 #include "control/control.h"
 #include "server/cli/remedy.h"
 #include "server/tls_options.h"
+#include "server/peers/permissions.h"
 
 /* How often it looks for a signal. */
 #define ROUND_NS (50 * TL_NS_PER_MS)
@@ -34,6 +35,7 @@ struct speaker {
     int64_t start_ns;
     struct tl_loop *loop;
     struct tl_control *control;
+    struct tl_permissions *permissions; /* NULL: everybody may do everything */
     bool is_stopped;
 };
 
@@ -70,6 +72,13 @@ static enum tl_link_admission admit_link(void *context, const struct tl_identity
     (void)peer;
     (void)refuse(context, ret_error);
     return TL_LINK_REFUSED;
+}
+
+static enum tl_status may(void *context, const struct tl_identity *caller, enum tl_action action,
+                          struct tl_error *ret_error)
+{
+    const struct speaker *speaker = context;
+    return tl_permissions_check(speaker->permissions, caller, action, ret_error);
 }
 
 static enum tl_status admit(void *context, const struct tl_identity *client, const struct tl_push *push,
@@ -117,6 +126,7 @@ static enum tl_status describe(void *context, struct tl_description *ret_descrip
 
 static const struct tl_control_handlers handlers = {
     .source = {.request = request, .closed = closed, .received = forget, .given_up = forget},
+    .may = may,
     .admit_link = admit_link,
     .admit = admit,
     .walk_begin = walk_begin,
@@ -148,6 +158,9 @@ static enum tl_status listen_at(struct speaker *speaker, struct tl_error *ret_er
     uint16_t port;
     snprintf(options.self.name, sizeof(options.self.name), "%s", speaker->words->task->name);
     enum tl_status status = tl_loop_create(&speaker->loop, ret_error);
+    if (status == TL_OK && settings->security.ca != NULL)
+        status = tl_permissions_create(speaker->words->config, &settings->security, speaker->words->task->name,
+                                       &speaker->permissions, ret_error);
     if (status == TL_OK) status = tl_control_create(speaker->loop, &options, &speaker->control, ret_error);
     if (status == TL_OK) status = tl_control_start(speaker->control, speaker->words->listen, &port, ret_error);
     return status;
@@ -184,4 +197,5 @@ void tl_last_words_say(const struct tl_last_words *words)
     }
     tl_control_destroy(speaker.control);
     tl_loop_destroy(speaker.loop);
+    tl_permissions_destroy(speaker.permissions);
 }

@@ -14,10 +14,11 @@
 #include "config/config.h"
 
 struct tl_last_words {
-    const struct tl_config_task *task;
-    const char *listen;      /* "host:port" */
-    const char *message;     /* "what is wrong; what to do" */
-    const sigset_t *signals; /* blocked; SIGTERM and SIGINT among them end the wait */
+    const struct tl_config *config;
+    const struct tl_config_task *task; /* one of the configuration */
+    const char *listen;                /* "host:port" */
+    const char *message;               /* "what is wrong; what to do" */
+    const sigset_t *signals;           /* blocked; SIGTERM and SIGINT among them end the wait */
     int64_t duration_ns;
     void (*listening)(void); /* called when it can be asked; NULL: nothing is called */
 };

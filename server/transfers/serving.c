@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "server/peers/permissions.h"
 #include "server/transports/transport.h"
 #include "server/worker_internal.h"
 #include "tensor/device.h"
@@ -151,6 +152,7 @@ static void request(void *context, struct tl_serve *serve)
     struct tl_serving *serving = context;
     struct tl_worker *worker = serving->worker;
     bool was_answered = serve->is_final; /* it has let its value go, and asks again */
+    struct tl_error error;
     serve->is_final = false;
     serve->source_state = NULL;
     if (serving->is_closing && !was_answered) {
@@ -158,9 +160,13 @@ static void request(void *context, struct tl_serve *serve)
         return;
     }
     if (answer_probe(worker, serve)) return;
+    if (tl_permissions_check(worker->members.permissions, serve->peer, TL_ACTION_READ, &error) != TL_OK) {
+        serve->is_final = true;
+        serve->ops->reply(serve, &error, NULL);
+        return;
+    }
     struct served *served = tl_spares_get(&serving->spares, sizeof(*served));
     if (served == NULL) {
-        struct tl_error error;
         tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%s has no memory for the request", worker->self.name);
         serve->ops->reply(serve, &error, NULL);
         return;

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "server/peers/permissions.h"
 #include "server/peers/prober.h"
 #include "server/peers/admission.h"
 #include "server/transfers/walk.h"
@@ -172,6 +173,13 @@ static void link_up(void *context, struct tl_link *link)
     tl_peers_link_up(context, link);
 }
 
+static enum tl_status may(void *context, const struct tl_identity *caller, enum tl_action action,
+                          struct tl_error *ret_error)
+{
+    const struct tl_worker *worker = context;
+    return tl_permissions_check(worker->members.permissions, caller, action, ret_error);
+}
+
 static enum tl_link_admission admit_link(void *context, const struct tl_identity *peer, struct tl_error *ret_error)
 {
     return tl_peers_admit(context, peer, ret_error);
@@ -179,6 +187,7 @@ static enum tl_link_admission admit_link(void *context, const struct tl_identity
 
 const struct tl_control_handlers tl_worker_handlers = {
     .source = {.request = request, .closed = closed, .received = received, .given_up = given_up},
+    .may = may,
     .admit_link = admit_link,
     .link_up = link_up,
     .admit = admit,

@@ -17,7 +17,10 @@ const char *tl_verbs_settings_refusal(const struct tl_settings *settings)
 {
     bool is_reading = settings->protocol == TL_PROTOCOL_GRPC_GDR; /* over the same cards */
     const char *refusal = is_reading ? NULL : tl_settings_protocol_refusal(settings, TL_PROTOCOL_GRPC_VERBS);
-    return refusal == NULL && settings->rdma == TL_RDMA_OFF ? "rdma is off" : refusal;
+    if (refusal == NULL && settings->rdma == TL_RDMA_OFF) refusal = "rdma is off";
+    if (refusal == NULL && settings->security.encrypt == TL_ENCRYPT_REQUIRE)
+        refusal = "security.encrypt is \"require\", and nothing encrypts what RDMA carries";
+    return refusal;
 }
 
 static bool is_loopback(const struct sockaddr *address)

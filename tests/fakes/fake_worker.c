@@ -98,6 +98,18 @@ static void on_received(void *context, const struct tl_request_id *id)
 
 /* ---------------------------------------------------------------------------------------------------- handlers -- */
 
+static enum tl_status may(void *context, const struct tl_identity *caller, enum tl_action action,
+                          struct tl_error *ret_error)
+{
+    struct fake_worker *worker = context;
+    (void)caller;
+    pthread_mutex_lock(&worker->mutex);
+    worker->seen.asked[action]++;
+    pthread_mutex_unlock(&worker->mutex);
+    if ((worker->script.refused & 1U << action) == 0) return TL_OK;
+    return tl_error_set(ret_error, TL_PERMISSION_DENIED, "nobody may %s", tl_action_names[action]);
+}
+
 static void on_link_up(void *context, struct tl_link *link)
 {
     (void)context;
@@ -299,6 +311,7 @@ static enum tl_status on_describe(void *context, struct tl_description *ret_desc
 static const struct tl_control_handlers handlers = {
     .source = {.request = on_request, .closed = on_closed, .received = on_received, .given_up = on_received},
     .link_up = on_link_up,
+    .may = may,
     .admit = on_admit,
     .publish = on_publish,
     .walk_begin = on_walk_begin,

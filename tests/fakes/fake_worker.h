@@ -26,6 +26,7 @@ struct fake_script {
     struct fake_offer offers[FAKE_MAX_OFFERS];
     size_t offer_count;
     bool replies_later; /* After request has returned, instead of inside it. */
+    unsigned refused;   /* Actions that no caller may take, 1U << enum tl_action. */
     struct tl_error admit;
     struct tl_error publish;
     struct tl_error list;
@@ -44,6 +45,7 @@ struct fake_script {
 };
 
 struct fake_seen {
+    unsigned asked[TL_ACTION_COUNT]; /* How often a caller wanted to take an action. */
     unsigned requests;
     unsigned ended[3];           /* By enum tl_serve_end. */
     struct tl_request_id ids[4]; /* The identities of the first requests. */

@@ -251,9 +251,10 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
     return TL_OK;
 }
 
-enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
-                                        void *context, struct tl_error *ret_error)
+enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char *method, enum tl_action action,
+                                        tl_accept_fn accept, void *context, struct tl_error *ret_error)
 {
+    (void)action;
     (void)server;
     (void)ret_error;
     TL_CHECK(method_count < MAX_METHODS);
@@ -261,10 +262,10 @@ enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char
     return TL_OK;
 }
 
-enum tl_status tl_rpc_server_add_health_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
-                                               void *context, struct tl_error *ret_error)
+enum tl_status tl_rpc_server_add_health_method(struct tl_rpc_server *server, const char *method, enum tl_action action,
+                                               tl_accept_fn accept, void *context, struct tl_error *ret_error)
 {
-    return tl_rpc_server_add_method(server, method, accept, context, ret_error);
+    return tl_rpc_server_add_method(server, method, action, accept, context, ret_error);
 }
 
 enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *address, uint16_t *ret_port,

@@ -364,7 +364,8 @@ static void hostile_start(struct hostile *hostile)
     uint16_t port = 0;
     TL_CHECK(tl_loop_create(&hostile->loop, NULL) == TL_OK);
     TL_CHECK(tl_rpc_server_create(hostile->loop, &options, &hostile->server, NULL) == TL_OK);
-    TL_CHECK(tl_rpc_server_add_method(hostile->server, hostile->method, hostile_accept, hostile, NULL) == TL_OK);
+    TL_CHECK(tl_rpc_server_add_method(hostile->server, hostile->method, TL_ACTION_READ, hostile_accept, hostile,
+                                      NULL) == TL_OK);
     TL_CHECK(tl_rpc_server_start(hostile->server, "127.0.0.1:0", &port, &error) == TL_OK);
     snprintf(hostile->address, sizeof(hostile->address), "127.0.0.1:%u", (unsigned)port);
     TL_CHECK(pthread_create(&hostile->thread, NULL, hostile_serve, hostile) == 0);

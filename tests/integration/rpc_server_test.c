@@ -88,7 +88,7 @@ static void note_stopped(void *context)
 
 static void start(void)
 {
-    ck_assert(tl_rpc_server_add_method(server, METHOD, accept_call, NULL, &error) == TL_OK);
+    ck_assert(tl_rpc_server_add_method(server, METHOD, TL_ACTION_READ, accept_call, NULL, &error) == TL_OK);
     ck_assert_msg(tl_rpc_server_start(server, "127.0.0.1:0", &port, &error) == TL_OK, "%s", error.message);
     ck_assert_uint_ne(port, 0);
 }
@@ -197,8 +197,9 @@ END_TEST
 
 START_TEST(method_added_twice)
 {
-    ck_assert(tl_rpc_server_add_method(server, METHOD, accept_call, NULL, &error) == TL_OK);
-    ck_assert_int_eq(tl_rpc_server_add_method(server, METHOD, accept_call, NULL, &error), TL_ALREADY_EXISTS);
+    ck_assert(tl_rpc_server_add_method(server, METHOD, TL_ACTION_READ, accept_call, NULL, &error) == TL_OK);
+    ck_assert_int_eq(tl_rpc_server_add_method(server, METHOD, TL_ACTION_READ, accept_call, NULL, &error),
+                     TL_ALREADY_EXISTS);
     ck_assert_ptr_nonnull(strstr(error.message, METHOD));
 }
 END_TEST

@@ -92,7 +92,8 @@ static void setup(void)
     uint16_t port;
     for (unsigned which = 0; which < 2; which++) {
         void *context = (void *)(uintptr_t)which;
-        ck_assert(tl_rpc_server_add_method(server, methods[which], accept_call, context, &error) == TL_OK);
+        ck_assert(tl_rpc_server_add_method(server, methods[which], TL_ACTION_READ, accept_call, context, &error) ==
+                  TL_OK);
         identities[which] = open_tls(which + 1);
     }
     ck_assert(tl_rpc_server_start(server, "127.0.0.1:0", &port, &error) == TL_OK);

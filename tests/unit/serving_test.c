@@ -7,6 +7,7 @@
 #include "fakes/run_suite.h"
 #include "base/clock.h"
 #include "server/rendezvous/rendezvous.h"
+#include "server/peers/permissions.h"
 #include "server/worker_internal.h"
 
 static struct tl_worker worker;
@@ -265,6 +266,40 @@ START_TEST(no_bytes_lie_nowhere)
 }
 END_TEST
 
+START_TEST(a_peer_that_may_not_read_gets_no_value)
+{
+    static const char text[] =
+        "{\"cluster\": {\"ps\": [\"a:1\"], \"worker\": [\"b:1\"]}, \"security\": {\"tls\": {\"ca\": "
+        "\"c\", \"certificate\": \"c\", \"key\": \"k\"}, \"allow\": [{\"who\": "
+        "[\"task:worker:0\"], \"what\": [\"read\"]}]}}";
+    struct tl_config *config;
+    struct tl_identity stranger = {.source = TL_IDENTITY_CLAIMED, .name = "/job:worker/task:0"};
+    struct tl_identity reader = {
+        .source = TL_IDENTITY_PROVEN, .certified = "/job:worker/task:0", .is_member = true, .incarnation = 7};
+    ck_assert_int_eq(tl_config_parse(text, strlen(text), "f", NULL, &config, NULL), TL_OK);
+    ck_assert_int_eq(tl_permissions_create(config, &config->tasks[0].settings.security, "/job:ps/task:0",
+                                           &worker.members.permissions, NULL),
+                     TL_OK);
+    publish();
+    serve.peer = &stranger;
+    ask();
+    ck_assert_uint_eq(answers, 1);
+    ck_assert_int_eq(answer.code, TL_PERMISSION_DENIED);
+    ck_assert(serve.is_final);
+    ck_assert_ptr_null(serve.source_state);
+    ck_assert_uint_eq(tl_permissions_refused(worker.members.permissions), 1);
+    serve.peer = &reader;
+    serve.is_final = false;
+    ask();
+    ck_assert_int_eq(answer.code, TL_OK);
+    ck_assert_uint_eq(tl_permissions_refused(worker.members.permissions), 1);
+    tl_serving_ops.closed(&worker.serving, &serve, TL_SERVE_RECEIVED);
+    serve.source_state = NULL; /* it is over */
+    tl_permissions_destroy(worker.members.permissions);
+    tl_config_destroy(config);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("serving");
@@ -281,5 +316,9 @@ int main(void)
     tcase_add_test(tcase, a_call_that_reaches_no_device);
     tcase_add_test(tcase, no_bytes_lie_nowhere);
     suite_add_tcase(suite, tcase);
+    TCase *refusals = tcase_create("a_peer_that_may_not_read_gets_no_value");
+    tcase_add_checked_fixture(refusals, setup, teardown);
+    tcase_add_test(refusals, a_peer_that_may_not_read_gets_no_value);
+    suite_add_tcase(suite, refusals);
     return run_suite(suite);
 }

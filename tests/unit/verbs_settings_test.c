@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Settings as options of the verbs provider. */
+#include "server/transports/local_settings.h"
 #include "server/transports/verbs_settings.h"
 
 #include <check.h>
@@ -101,6 +102,10 @@ START_TEST(some_settings_want_none)
     ck_assert_ptr_null(tl_verbs_settings_refusal(&settings));
     settings.protocol = TL_PROTOCOL_GRPC_GDR;
     ck_assert_ptr_null(tl_verbs_settings_refusal(&settings));
+    settings = (struct tl_settings){.security.encrypt = TL_ENCRYPT_REQUIRE};
+    ck_assert_str_eq(tl_verbs_settings_refusal(&settings),
+                     "security.encrypt is \"require\", and nothing encrypts what RDMA carries");
+    ck_assert_ptr_null(tl_local_settings_refusal(&settings));
     tl_config_destroy(config);
 }
 END_TEST

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/peers/permissions.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <xxhash.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+
+#define LOG_PAUSE_NS (60 * TL_NS_PER_SEC)
+/* Callers whose refusals are logged in one pause; those of others are counted. */
+#define MAX_LOGGED 64
+/* Those who may, in a message. */
+#define MAX_ALLOWED_BYTES 256
+
+/* A caller that was refused, and when that was logged. */
+struct logged {
+    char caller[TL_MAX_NAME_BYTES];
+    int64_t time_ns;
+};
+
+/* A task of the cluster. */
+struct member {
+    uint64_t hash; /* hash of its name */
+    const char *name;
+};
+
+struct tl_permissions {
+    struct member *members; /* [member_count], by hash */
+    size_t member_count;
+    struct tl_security_settings settings;
+    char self[TL_MAX_NAME_BYTES];
+    uint64_t refused; /* atomic */
+    pthread_mutex_t mutex;
+    struct logged logged[MAX_LOGGED]; /* [logged_count] */
+    size_t logged_count;
+};
+
+static uint64_t hash_of(const char *name)
+{
+    return XXH3_64bits(name, strlen(name));
+}
+
+static int compare_members(const void *left, const void *right)
+{
+    const struct member *a = left, *b = right;
+    return a->hash != b->hash ? (a->hash < b->hash ? -1 : 1) : strcmp(a->name, b->name);
+}
+
+enum tl_status tl_permissions_create(const struct tl_config *config, const struct tl_security_settings *settings,
+                                     const char *self, struct tl_permissions **ret_permissions,
+                                     struct tl_error *ret_error)
+{
+    struct tl_permissions *permissions = calloc(1, sizeof(*permissions));
+    if (permissions != NULL) permissions->members = calloc(config->task_count + 1, sizeof(*permissions->members));
+    if (permissions == NULL || permissions->members == NULL) {
+        free(permissions);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
+    }
+    permissions->member_count = config->task_count;
+    for (size_t i = 0; i < config->task_count; i++) {
+        const char *name = config->tasks[i].name;
+        permissions->members[i] = (struct member){.hash = hash_of(name), .name = name};
+    }
+    qsort(permissions->members, permissions->member_count, sizeof(*permissions->members), compare_members);
+    permissions->settings = *settings;
+    snprintf(permissions->self, sizeof(permissions->self), "%s", self[0] != '\0' ? self : "this process");
+    pthread_mutex_init(&permissions->mutex, NULL);
+    *ret_permissions = permissions;
+    return TL_OK;
+}
+
+void tl_permissions_destroy(struct tl_permissions *permissions)
+{
+    if (permissions == NULL) return;
+    pthread_mutex_destroy(&permissions->mutex);
+    free(permissions->members);
+    free(permissions);
+}
+
+/* ------------------------------------------------------------------------------------------------------- rules -- */
+
+/* A certificate may be for a task that the cluster does not have any more. */
+static bool is_member(const struct tl_permissions *permissions, const struct tl_identity *caller)
+{
+    if (!caller->is_member) return false;
+    const struct member wanted = {.hash = hash_of(caller->certified), .name = caller->certified};
+    return bsearch(&wanted, permissions->members, permissions->member_count, sizeof(wanted), compare_members) != NULL;
+}
+
+static bool is_role(const struct tl_permissions *permissions, const struct tl_role *role,
+                    const struct tl_identity *caller)
+{
+    switch (role->kind) {
+    case TL_ROLE_ANY:
+        return true;
+    case TL_ROLE_MEMBER:
+        return is_member(permissions, caller);
+    case TL_ROLE_JOB:
+        return caller->is_member && strncmp(caller->certified, role->name, strlen(role->name)) == 0 &&
+               is_member(permissions, caller);
+    case TL_ROLE_TASK:
+        return caller->is_member && strcmp(caller->certified, role->name) == 0;
+    case TL_ROLE_CLIENT:
+        break;
+    }
+    /* Case makes no difference in a DNS name, and none that could be wanted in the other names. */
+    return !caller->is_member && strcasecmp(caller->certified, role->name) == 0;
+}
+
+static bool is_allowed(const struct tl_permissions *permissions, const struct tl_identity *caller,
+                       enum tl_action action)
+{
+    for (size_t i = 0; i < permissions->settings.allow_count; i++) {
+        const struct tl_allow_rule *rule = &permissions->settings.allow[i];
+        if ((rule->actions & 1U << action) == 0) continue;
+        for (size_t j = 0; j < rule->role_count; j++)
+            if (is_role(permissions, &rule->roles[j], caller)) return true;
+    }
+    return false;
+}
+
+/* ----------------------------------------------------------------------------------------------------- refusal -- */
+
+/* Whether this refusal of the caller is to be logged. */
+static bool notes(struct tl_permissions *permissions, const char *caller)
+{
+    int64_t now_ns = tl_clock_now_ns();
+    struct logged *place = NULL;
+    pthread_mutex_lock(&permissions->mutex);
+    for (size_t i = 0; i < permissions->logged_count; i++) {
+        struct logged *logged = &permissions->logged[i];
+        bool is_caller = strcmp(logged->caller, caller) == 0;
+        if (is_caller || now_ns - logged->time_ns >= LOG_PAUSE_NS) place = logged;
+        if (is_caller) break;
+    }
+    bool is_new = place == NULL || now_ns - place->time_ns >= LOG_PAUSE_NS;
+    if (place == NULL && permissions->logged_count < MAX_LOGGED)
+        place = &permissions->logged[permissions->logged_count++];
+    if (is_new && place != NULL) {
+        snprintf(place->caller, sizeof(place->caller), "%s", caller);
+        place->time_ns = now_ns;
+    }
+    pthread_mutex_unlock(&permissions->mutex);
+    return is_new && place != NULL;
+}
+
+/* Writes the roles that have the action, as many as fit. */
+static void list_allowed(const struct tl_permissions *permissions, enum tl_action action, char text[MAX_ALLOWED_BYTES])
+{
+    size_t len = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < permissions->settings.allow_count; i++) {
+        const struct tl_allow_rule *rule = &permissions->settings.allow[i];
+        for (size_t j = 0; (rule->actions & 1U << action) != 0 && j < rule->role_count; j++) {
+            const char *word = rule->roles[j].word, *separator = len > 0 ? ", " : "";
+            bool fits = len + strlen(separator) + strlen(word) + sizeof(", ...") <= MAX_ALLOWED_BYTES;
+            len += (size_t)snprintf(text + len, MAX_ALLOWED_BYTES - len, "%s%s", separator, fits ? word : "...");
+            if (!fits) return;
+        }
+    }
+    if (len == 0) snprintf(text, MAX_ALLOWED_BYTES, "no caller");
+}
+
+static enum tl_status refuse(struct tl_permissions *permissions, const struct tl_identity *caller,
+                             enum tl_action action, struct tl_error *ret_error)
+{
+    char allowed[MAX_ALLOWED_BYTES];
+    struct tl_error error;
+    const char *name = caller->certified[0] != '\0' ? caller->certified : "a caller without a certificate";
+    list_allowed(permissions, action, allowed);
+    enum tl_status status = tl_error_set(&error, TL_PERMISSION_DENIED,
+                                         "%s may not %s%s at %s: security.allow gives \"%s\" to %s; add a rule there",
+                                         name, action == TL_ACTION_PEERS ? "see " : "", tl_action_names[action],
+                                         permissions->self, tl_action_names[action], allowed);
+    uint64_t refused = __atomic_add_fetch(&permissions->refused, 1, __ATOMIC_RELAXED);
+    if (notes(permissions, name)) {
+        TL_LOG_AT_WARN("a caller was refused", TL_STR("caller", name), TL_STR("action", tl_action_names[action]),
+                       TL_STR("address", caller->address), TL_STR("reason", error.message), TL_U64("refused", refused));
+    }
+    (void)tl_error_copy(ret_error, &error);
+    return status;
+}
+
+enum tl_status tl_permissions_check(struct tl_permissions *permissions, const struct tl_identity *caller,
+                                    enum tl_action action, struct tl_error *ret_error)
+{
+    if (permissions == NULL || action == TL_ACTION_HEALTH) return TL_OK;
+    bool is_proven = caller->source == TL_IDENTITY_PROVEN && caller->certified[0] != '\0';
+    bool is_self = is_proven && caller->is_member && strcmp(caller->certified, permissions->self) == 0;
+    if (is_self || (is_proven && is_allowed(permissions, caller, action))) return TL_OK;
+    return refuse(permissions, caller, action, ret_error);
+}
+
+uint64_t tl_permissions_refused(const struct tl_permissions *permissions)
+{
+    return permissions != NULL ? __atomic_load_n(&permissions->refused, __ATOMIC_RELAXED) : 0;
+}
