@@ -18,10 +18,17 @@ struct tl_executor {
     bool is_only; /* this worker has no other executor: every thread is in this one */
     /* Runs the closure in the executor. Thread: any. */
     void (*post)(const struct tl_executor *executor, struct tl_closure *closure);
+    /* Posts the closure at the end of this round, together with all others to that executor. Returns false when this
+     * executor does not do that for `to`. NULL: it does so for none. Thread: one that is in this executor. */
+    bool (*send)(const struct tl_executor *executor, const struct tl_executor *to, struct tl_closure *closure);
 };
 
 /* True when this thread is in the executor now. */
 bool tl_executor_is_here(const struct tl_executor *executor);
+
+/* Runs the closure in the executor. The executor that this thread is in may gather such closures for the end of its
+ * round. Thread: any. */
+void tl_executor_post(const struct tl_executor *executor, struct tl_closure *closure);
 
 /* Enters an executor. Returns the one that this thread was in (NULL: none), for tl_executor_leave. */
 const struct tl_executor *tl_executor_enter(const struct tl_executor *executor);

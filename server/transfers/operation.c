@@ -26,7 +26,7 @@ const struct tl_error op_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .messag
 /* -------------------------------------------------------------------------------------------------- completing -- */
 
 _Static_assert(sizeof(struct tl_completion) == TL_COMPLETION_BYTES, "arrays of completions have one stride");
-_Static_assert(offsetof(struct op_send, over_closure) == 0 && offsetof(struct op_receive, request.closure) == 0,
+_Static_assert(offsetof(struct op_send, closure) == 0 && offsetof(struct op_receive, request.closure) == 0,
                "the completion takes the place of a closure");
 
 /* A single operation, in one block with its call and its key. */

@@ -81,19 +81,22 @@ void op_explain_error(struct tl_op *op, const struct tl_error *why);
 void op_drop_error(struct tl_op *op);
 
 struct op_send {
-    struct tl_closure over_closure; /* the value has left the table on another thread */
+    struct tl_closure closure; /* takes signals to the loop */
     struct tl_sender sender;
-    struct tl_tensor *alias; /* until it is in the table */
-    struct tl_tensor *base;  /* the caller's; valid as long as the alias */
-    struct tl_closure released_closure;
-    const struct tl_error *over_status; /* the status that over_closure carries; kept */
+    struct tl_tensor *alias;            /* until it is in the table */
+    struct tl_tensor *base;             /* the caller's; valid as long as the alias */
+    const struct tl_error *over_status; /* that of SEND_SIGNAL_OVER; kept */
     struct tl_borrow *borrow;           /* lends the memory to a receiver of this worker; NULL: none */
     const char *key;
     uint64_t step;
     uint64_t bytes;
+    uint8_t signals;   /* what has happened on other threads: SEND_SIGNAL_OVER, SEND_SIGNAL_RELEASED; atomic */
     bool is_released;  /* no transport reads the memory any more */
     bool is_discarded; /* it was never submitted */
 };
+
+#define SEND_SIGNAL_OVER 1u     /* the value has left the table */
+#define SEND_SIGNAL_RELEASED 2u /* the last reference to the alias is gone */
 
 /* What only a receive from this worker itself or for a device needs. */
 struct op_receive_rare {

@@ -448,7 +448,7 @@ static void self_deliver(struct tl_receiver *receiver, const struct tl_error *st
         return;
     }
     op->receive.rare->answer_status = tl_error_keep(status);
-    executor->post(executor, &op->receive.rare->answer_closure);
+    tl_executor_post(executor, &op->receive.rare->answer_closure);
 }
 
 static void self_receive(struct tl_op *op)

@@ -93,9 +93,28 @@ const struct op_transition op_send_transitions[OP_STATES][OP_EVENTS] = {
 
 /* --------------------------------------------------------------------------------------- where events are from -- */
 
-static void release_came(struct tl_closure *closure)
+static void over_came(struct tl_op *op)
 {
-    tl_op_handle(TL_CONTAINER_OF(closure, struct tl_op, send.released_closure), OP_EVENT_RELEASED, NULL);
+    const struct tl_error *status = op->send.over_status;
+    op->send.over_status = NULL;
+    tl_op_handle(op, OP_EVENT_OVER, tl_error_kept(status));
+    tl_error_drop(status);
+}
+
+static void signals_came(struct tl_closure *closure)
+{
+    struct tl_op *op = TL_CONTAINER_OF(closure, struct tl_op, send.closure);
+    unsigned signals = __atomic_exchange_n(&op->send.signals, 0, __ATOMIC_ACQ_REL);
+    if ((signals & SEND_SIGNAL_OVER) != 0) over_came(op);
+    if ((signals & SEND_SIGNAL_RELEASED) != 0) tl_op_handle(op, OP_EVENT_RELEASED, NULL);
+}
+
+/* Both signals often follow each other: one closure takes them to the loop. Thread: any. */
+static void send_signal(struct tl_op *op, uint8_t signal)
+{
+    const struct tl_executor *executor = &op_worker(op)->executor;
+    bool is_under_way = __atomic_fetch_or(&op->send.signals, signal, __ATOMIC_ACQ_REL) != 0;
+    if (!is_under_way) tl_executor_post(executor, &op->send.closure);
 }
 
 /* The last reference to the alias is gone. Thread: any. */
@@ -106,7 +125,7 @@ static void alias_released(void *data, void *context)
     struct tl_worker *worker = op_worker(op);
     if (op->send.is_discarded) return;
     tl_worker_enter(worker);
-    tl_progress_post(&worker->progress, &op->send.released_closure);
+    send_signal(op, SEND_SIGNAL_RELEASED);
     tl_worker_leave(worker);
 }
 
@@ -135,26 +154,16 @@ void tl_ops_forget_borrows(struct tl_worker *worker)
     }
 }
 
-static void over_came(struct tl_closure *closure)
-{
-    struct tl_op *op = TL_CONTAINER_OF(closure, struct tl_op, send.over_closure);
-    const struct tl_error *status = op->send.over_status;
-    op->send.over_status = NULL;
-    tl_op_handle(op, OP_EVENT_OVER, tl_error_kept(status));
-    tl_error_drop(status);
-}
-
 /* The value has left the table. Thread: the loop's owner, or the reactor's. */
 static void sender_over(struct tl_sender *sender, const struct tl_error *status)
 {
     struct tl_op *op = TL_CONTAINER_OF(sender, struct tl_op, send.sender);
-    const struct tl_executor *executor = &op_worker(op)->executor;
-    if (tl_executor_is_here(executor)) {
+    if (tl_executor_is_here(&op_worker(op)->executor)) {
         tl_op_handle(op, OP_EVENT_OVER, status);
         return;
     }
     op->send.over_status = tl_error_keep(status);
-    executor->post(executor, &op->send.over_closure);
+    send_signal(op, SEND_SIGNAL_OVER);
 }
 
 bool tl_op_send_end(struct tl_op *op, const struct tl_error *error)
@@ -183,8 +192,7 @@ enum tl_status tl_op_send_init(struct tl_op *op, const char *key, uint64_t step,
     op->send.bytes = tl_tensor_size_bytes(tensor);
     op->send.base = tensor;
     op->send.sender.over = sender_over;
-    op->send.released_closure.run = release_came;
-    op->send.over_closure.run = over_came;
+    op->send.closure.run = signals_came;
     return TL_OK;
 }
 

@@ -117,7 +117,7 @@ static void deliver(struct tl_receiver *receiver, const struct tl_error *status,
     }
     receiver->answer =
         (struct tl_table_answer){.closure.run = answer_came, .status = tl_error_keep(status), .offer = given};
-    executor->post(executor, &receiver->answer.closure);
+    tl_executor_post(executor, &receiver->answer.closure);
 }
 
 static void refuse(struct tl_serving *serving, struct tl_serve *serve)

@@ -130,6 +130,11 @@ enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_tra
  * owner for the first, the reactor's for the second. */
 void tl_transport_send(struct tl_transport *transport, struct tl_closure *closure);
 void tl_transport_send_back(struct tl_transport *transport, struct tl_closure *closure);
+/* Send for the executor of a transport, and for that of a worker (tl_executor.send), in the same way. */
+bool tl_transport_executor_send(const struct tl_executor *executor, const struct tl_executor *to,
+                                struct tl_closure *closure);
+bool tl_worker_executor_send(const struct tl_executor *executor, const struct tl_executor *to,
+                             struct tl_closure *closure);
 /* Prepares both ways. */
 void tl_transport_init_posts(struct tl_transport *transport);
 

@@ -32,6 +32,29 @@ void tl_transport_send_back(struct tl_transport *transport, struct tl_closure *c
     tl_list_push_back(&outbox->closures, &closure->link);
 }
 
+bool tl_transport_executor_send(const struct tl_executor *executor, const struct tl_executor *to,
+                                struct tl_closure *closure)
+{
+    struct tl_transport *transport =
+        (struct tl_transport *)TL_CONTAINER_OF(executor, const struct tl_transport, executor);
+    if (to != &transport->worker->executor) return false;
+    tl_transport_send_back(transport, closure);
+    return true;
+}
+
+bool tl_worker_executor_send(const struct tl_executor *executor, const struct tl_executor *to,
+                             struct tl_closure *closure)
+{
+    const struct tl_worker *worker = TL_CONTAINER_OF(executor, const struct tl_worker, executor);
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
+        struct tl_transport *transport = worker->data_plane.transports[i].transport;
+        if (transport == NULL || to != &transport->executor) continue;
+        tl_transport_send(transport, closure);
+        return true;
+    }
+    return false;
+}
+
 void tl_transport_init_posts(struct tl_transport *transport)
 {
     tl_list_init(&transport->to_reactor.closures);

@@ -154,6 +154,25 @@ START_TEST(sent)
 }
 END_TEST
 
+/* The value leaves the table and its memory is free on another thread: one closure tells both. 1: the loop has heard of
+ * the first when the second comes. */
+START_TEST(one_post_for_a_send_that_is_over)
+{
+    create_send();
+    start_op();
+    worker.executor.is_only = false;
+    size_t before = all_closure_count;
+    op->send.sender.over(&op->send.sender, &(struct tl_error){.code = TL_OK});
+    if (_i == 1) posted->run(posted);
+    tl_tensor_put(value);
+    ck_assert_uint_eq(all_closure_count, before + 1 + (size_t)_i);
+    ck_assert_int_ne(op->state, OP_COMPLETE);
+    check_calls("send");
+    posted->run(posted);
+    check_calls("complete: ok");
+}
+END_TEST
+
 START_TEST(send_that_ends)
 {
     create_send();
@@ -340,14 +359,17 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("operation");
+    TCase *post_case = tcase_create("one_post_for_a_send_that_is_over"); /* tests/defects runs it alone */
     TCase *tcase = tcase_create("operation");
     tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_checked_fixture(post_case, setup, NULL);
     tcase_add_loop_test(tcase, each_send_edge, 0, TL_ARRAY_COUNT(send_edges));
     tcase_add_loop_test(tcase, each_receive_edge, 0, TL_ARRAY_COUNT(receive_edges));
     tcase_add_test(tcase, no_other_edge);
     tcase_add_loop_test_raise_signal(tcase, forbidden_edge, SIGABRT, 0, 2);
     tcase_add_loop_test(tcase, sent, 0, 2);
     tcase_add_test(tcase, send_that_ends);
+    tcase_add_loop_test(post_case, one_post_for_a_send_that_is_over, 0, 2);
     tcase_add_loop_test(tcase, send_that_fails, 0, 2);
     tcase_add_test(tcase, send_that_is_lent);
     tcase_add_test(tcase, fetched_after_retries);
@@ -358,5 +380,6 @@ int main(void)
     tcase_add_test(tcase, step_that_ends);
     tcase_add_test(tcase, bounded_size);
     suite_add_tcase(suite, tcase);
+    suite_add_tcase(suite, post_case);
     return run_suite(suite);
 }

@@ -53,6 +53,8 @@ void tl_progress_post_all(struct tl_progress_engine *progress, struct tl_list *a
 static void setup(void)
 {
     transport.worker = &worker;
+    worker.data_plane.transport_count = 2; /* there is only one of them */
+    worker.data_plane.transports[1].transport = &transport;
     tl_transport_init_posts(&transport);
     tl_list_init(&posted);
 }
@@ -66,9 +68,19 @@ static void end_round(void)
 
 /* ------------------------------------------------------------------------------------------------------- tests -- */
 
+static void send_to_reactor(struct tl_transport *to, struct tl_closure *closure)
+{
+    ck_assert(tl_worker_executor_send(&worker.executor, &to->executor, closure));
+}
+
+static void send_to_loop(struct tl_transport *from, struct tl_closure *closure)
+{
+    ck_assert(tl_transport_executor_send(&from->executor, &worker.executor, closure));
+}
+
 typedef void (*send_function)(struct tl_transport *transport, struct tl_closure *closure);
 
-static const send_function ways[] = {tl_transport_send, tl_transport_send_back};
+static const send_function ways[] = {tl_transport_send, tl_transport_send_back, send_to_reactor, send_to_loop};
 
 START_TEST(one_post_for_a_round)
 {
@@ -87,12 +99,25 @@ START_TEST(one_post_for_a_round)
 }
 END_TEST
 
+/* To other executors, and to the same one, nothing is gathered. */
+START_TEST(other_ways)
+{
+    struct tl_executor other = {.is_only = false};
+    ck_assert(!tl_worker_executor_send(&worker.executor, &worker.executor, &closures[1]));
+    ck_assert(!tl_worker_executor_send(&worker.executor, &other, &closures[1]));
+    ck_assert(!tl_transport_executor_send(&transport.executor, &other, &closures[1]));
+    ck_assert(!tl_transport_executor_send(&transport.executor, &transport.executor, &closures[1]));
+    ck_assert_uint_eq(post_count + defer_count, 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("transport_posts");
     TCase *tcase = tcase_create("one_post_for_a_round");
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_loop_test(tcase, one_post_for_a_round, 0, TL_ARRAY_COUNT(ways));
+    tcase_add_test(tcase, other_ways);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
