@@ -145,7 +145,7 @@ void link_fetch_fail(struct link_fetch *entry, const struct tl_error *error)
 void link_fetch_complete(struct link_fetch *entry, bool has_checksum, uint64_t checksum)
 {
     struct tl_link *link = entry->link;
-    struct tl_error result = {.code = TL_OK};
+    struct tl_error result; /* its text is not cleared, because this runs for every tensor */
     if (tl_fetch_verify(entry->fetch, has_checksum, checksum, &result) != TL_OK) {
         link_fetch_fail(entry, &result);
         return;
@@ -158,6 +158,7 @@ void link_fetch_complete(struct link_fetch *entry, bool has_checksum, uint64_t c
     if (entry->is_one_shot) link_flush_later(link);
     link->control->stats.tensors_received++;
     result.code = TL_OK;
+    result.message[0] = '\0';
     entry->fetch->path = tl_fetch_meta_data(entry->fetch)->dtype == TL_STRING ? TL_PATH_SERIALIZED : TL_PATH_GRPC;
     end_fetch(entry, &result);
 }

@@ -114,7 +114,7 @@ void tl_pack_chunk(struct tl_packer *packer, const Tensorlane__V1__Chunk *chunk)
 
 /* ----------------------------------------------------------------------------------------------------- reading -- */
 
-static bool take_varint(struct tl_unpacker *unpacker, uint64_t *ret_value)
+static __attribute__((noinline)) bool take_long_varint(struct tl_unpacker *unpacker, uint64_t *ret_value)
 {
     uint64_t value = 0;
     for (unsigned i = 0; i < MAX_VARINT_BYTES && unpacker->at < unpacker->end; i++) {
@@ -127,6 +127,14 @@ static bool take_varint(struct tl_unpacker *unpacker, uint64_t *ret_value)
         }
     }
     return false;
+}
+
+/* Most have one byte. */
+static inline bool take_varint(struct tl_unpacker *unpacker, uint64_t *ret_value)
+{
+    if (unpacker->at == unpacker->end || (*unpacker->at & 0x80) != 0) return take_long_varint(unpacker, ret_value);
+    *ret_value = *unpacker->at++;
+    return true;
 }
 
 static bool take_difference(struct tl_unpacker *unpacker, uint64_t *last)

@@ -229,7 +229,7 @@ bool tl_table_step_mark(struct tl_rendezvous *table, uint64_t number, const stru
             tl_table_step_put(table, step);
             return false;
         }
-        table->mark_count++;
+        __atomic_fetch_add(&table->mark_count, 1, __ATOMIC_RELEASE);
     }
     *step->mark = *status;
     tl_list_remove(&step->mark_link);
@@ -245,7 +245,7 @@ void tl_table_step_unmark(struct tl_rendezvous *table, struct tl_table_step *ste
     free(step->mark);
     step->mark = NULL;
     tl_list_remove(&step->mark_link);
-    table->mark_count--;
+    __atomic_fetch_sub(&table->mark_count, 1, __ATOMIC_RELEASE);
     tl_table_step_put(table, step);
 }
 

@@ -143,9 +143,9 @@ struct tl_rendezvous {
     struct tl_table_value *reservations;
     struct tl_hash_table waiters; /* struct tl_receiver */
     struct tl_list publications;
-    struct tl_list walks; /* struct tl_table_walk, over publications */
-    struct tl_list marks; /* steps with a mark, the oldest first */
-    uint64_t mark_count;
+    struct tl_list walks;   /* struct tl_table_walk, over publications */
+    struct tl_list marks;   /* steps with a mark, the oldest first */
+    uint64_t mark_count;    /* atomic: it is also read without the mutex */
     struct tl_list orphans; /* values, by deadline */
     struct tl_table_subscription *subscriptions;
     struct tl_list unused_subscriptions; /* by deadline */

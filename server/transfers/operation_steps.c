@@ -32,10 +32,17 @@ static struct tl_op_step *add_step(struct tl_op_step **steps, uint64_t number)
     return NULL;
 }
 
-bool tl_op_steps_join(struct tl_op_step **steps, uint64_t number, struct tl_op_step_member *member)
+static struct tl_op_step *find_step(struct tl_op_step *steps, uint64_t number)
 {
     struct tl_op_step *step;
-    HASH_FIND(hh, *steps, &number, sizeof(number), step);
+    if (steps != NULL && steps->step == number) return steps; /* most have the oldest step, or that is the only one */
+    HASH_FIND(hh, steps, &number, sizeof(number), step);
+    return step;
+}
+
+bool tl_op_steps_join(struct tl_op_step **steps, uint64_t number, struct tl_op_step_member *member)
+{
+    struct tl_op_step *step = find_step(*steps, number);
     if (step == NULL) step = add_step(steps, number);
     if (step == NULL) return false;
     tl_list_push_back(&step->members, &member->link);
@@ -55,9 +62,8 @@ void tl_op_steps_leave(struct tl_op_step **steps, struct tl_op_step_member *memb
 uint64_t tl_op_steps_walk(struct tl_op_step **steps, uint64_t number,
                           void (*visit)(struct tl_op_step_member *member, void *context), void *context)
 {
-    struct tl_op_step *step;
+    struct tl_op_step *step = find_step(*steps, number);
     uint64_t count = 0;
-    HASH_FIND(hh, *steps, &number, sizeof(number), step);
     if (step == NULL) return 0;
     step->is_walked = true;
     TL_LIST_FOREACH_SAFE(&step->members, link)
