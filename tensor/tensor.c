@@ -561,6 +561,11 @@ void *tl_tensor_release_context(const struct tl_tensor *tensor, tl_release_fn re
     return tensor->release == release ? tensor->release_context : NULL;
 }
 
+bool tl_tensor_is_released_by(const struct tl_tensor *tensor, tl_release_fn release)
+{
+    return tensor->release == release;
+}
+
 void tl_tensor_attach(struct tl_tensor *tensor, struct tl_tensor_attachment *attachment)
 {
     while (tensor->base)

@@ -71,6 +71,9 @@ void tl_tensor_allocation(const struct tl_tensor *tensor, void **ret_data, uint6
 /* The context with which the memory that the tensor shows is released, if that is done by this function; else NULL. */
 void *tl_tensor_release_context(const struct tl_tensor *tensor, tl_release_fn release);
 
+/* Whether this function is called when the tensor itself goes, whatever its base is. */
+bool tl_tensor_is_released_by(const struct tl_tensor *tensor, tl_release_fn release);
+
 /* The stream that was set for the tensor. */
 tl_stream tl_tensor_stream(const struct tl_tensor *tensor);
 

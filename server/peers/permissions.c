@@ -114,8 +114,7 @@ static bool is_role(const struct tl_permissions *permissions, const struct tl_ro
     return !caller->is_member && strcasecmp(caller->certified, role->name) == 0;
 }
 
-static bool is_allowed(const struct tl_permissions *permissions, const struct tl_identity *caller,
-                       enum tl_action action)
+static bool has_rule(const struct tl_permissions *permissions, const struct tl_identity *caller, enum tl_action action)
 {
     for (size_t i = 0; i < permissions->settings.allow_count; i++) {
         const struct tl_allow_rule *rule = &permissions->settings.allow[i];
@@ -188,13 +187,19 @@ static enum tl_status refuse(struct tl_permissions *permissions, const struct tl
     return status;
 }
 
+bool tl_permissions_allow(const struct tl_permissions *permissions, const struct tl_identity *caller,
+                          enum tl_action action)
+{
+    if (permissions == NULL || action == TL_ACTION_HEALTH) return true;
+    if (caller->source != TL_IDENTITY_PROVEN || caller->certified[0] == '\0') return false;
+    bool is_self = caller->is_member && strcmp(caller->certified, permissions->self) == 0;
+    return is_self || has_rule(permissions, caller, action);
+}
+
 enum tl_status tl_permissions_check(struct tl_permissions *permissions, const struct tl_identity *caller,
                                     enum tl_action action, struct tl_error *ret_error)
 {
-    if (permissions == NULL || action == TL_ACTION_HEALTH) return TL_OK;
-    bool is_proven = caller->source == TL_IDENTITY_PROVEN && caller->certified[0] != '\0';
-    bool is_self = is_proven && caller->is_member && strcmp(caller->certified, permissions->self) == 0;
-    if (is_self || (is_proven && is_allowed(permissions, caller, action))) return TL_OK;
+    if (tl_permissions_allow(permissions, caller, action)) return TL_OK;
     return refuse(permissions, caller, action, ret_error);
 }
 

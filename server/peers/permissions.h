@@ -33,6 +33,10 @@ void tl_permissions_destroy(struct tl_permissions *permissions); /* NULL is acce
 enum tl_status tl_permissions_check(struct tl_permissions *permissions, const struct tl_identity *caller,
                                     enum tl_action action, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Whether a rule allows it, for a decision that is taken later: neither counted nor logged. NULL: everybody may. */
+bool tl_permissions_allow(const struct tl_permissions *permissions, const struct tl_identity *caller,
+                          enum tl_action action);
+
 /* Number of refusals since create; 0 for NULL. */
 uint64_t tl_permissions_refused(const struct tl_permissions *permissions);
 

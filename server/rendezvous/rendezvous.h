@@ -96,6 +96,9 @@ enum tl_status tl_rendezvous_publish(struct tl_rendezvous *table, const char *ke
 enum tl_status tl_rendezvous_check_version(struct tl_rendezvous *table, const char *key, uint64_t step,
                                            struct tl_error *ret_error) TL_MUST_USE;
 
+/* The tensor that a key is published with, one reference; NULL: none. On the thread that publishes it stays so. */
+struct tl_tensor *tl_rendezvous_published(struct tl_rendezvous *table, const char *key);
+
 /* Ends one publication. Errors: TL_NOT_FOUND: naming the nearest key that is published. The status of close. */
 enum tl_status tl_rendezvous_withdraw(struct tl_rendezvous *table, const char *key,
                                       struct tl_error *ret_error) TL_MUST_USE;

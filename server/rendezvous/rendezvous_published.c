@@ -102,6 +102,15 @@ enum tl_status tl_rendezvous_check_version(struct tl_rendezvous *table, const ch
     return status;
 }
 
+struct tl_tensor *tl_rendezvous_published(struct tl_rendezvous *table, const char *key)
+{
+    tl_table_lock(table);
+    const struct tl_table_name *name = tl_table_name_find(table, key);
+    struct tl_tensor *tensor = name && name->publication ? tl_tensor_get(name->publication->tensor) : NULL;
+    tl_table_unlock(table);
+    return tensor;
+}
+
 static enum tl_status not_published(struct tl_rendezvous *table, const char *key, struct tl_error *ret_error)
 {
     const char *candidates[NEAREST_KEYS];

@@ -85,7 +85,25 @@ static void given_up(void *context, const struct tl_request_id *id)
 struct pushed {
     struct tl_share *share;
     uint64_t charged_bytes;
+    bool may_replace; /* the client may replace what the worker itself has published */
 };
+
+static void pushed_released(void *data, void *context)
+{
+    (void)data;
+    struct pushed *pushed = context;
+    tl_shares_give(pushed->share, pushed->charged_bytes);
+    free(pushed);
+}
+
+/* Whether the key is published, and not by a client. */
+static bool is_own(struct tl_worker *worker, const char *key)
+{
+    struct tl_tensor *tensor = tl_rendezvous_published(worker->table, key);
+    bool is_own = tensor != NULL && !tl_tensor_is_released_by(tensor, pushed_released);
+    tl_tensor_put(tensor);
+    return is_own;
+}
 
 enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_error)
 {
@@ -121,6 +139,8 @@ static enum tl_status admit(void *context, const struct tl_identity *client, con
     if (worker->closing.is_closing)
         return tl_error_set(ret_error, TL_UNAVAILABLE, "%s is shutting down", worker->self.name);
     enum tl_status status = check_version(worker, push, ret_error);
+    if (status == TL_OK && is_own(worker, push->key))
+        status = tl_permissions_check(worker->members.permissions, client, TL_ACTION_PUBLISH, ret_error);
     if (status != TL_OK) return status;
     uint64_t charged_bytes;
     uint64_t extra_bytes = strlen(push->key) + tl_annotations_bytes(push->annotations) + PUSHED_OVERHEAD_BYTES;
@@ -131,6 +151,7 @@ static enum tl_status admit(void *context, const struct tl_identity *client, con
     struct pushed *pushed = malloc(sizeof(*pushed));
     if (pushed == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to publish %s", push->key);
     pushed->charged_bytes = charged_bytes;
+    pushed->may_replace = tl_permissions_allow(worker->members.permissions, client, TL_ACTION_PUBLISH);
     status = tl_shares_take(worker->sources.pushed, &client->client, charged_bytes, &pushed->share, ret_error);
     if (status != TL_OK) {
         free(pushed);
@@ -141,22 +162,20 @@ static enum tl_status admit(void *context, const struct tl_identity *client, con
     return TL_OK;
 }
 
-static void pushed_released(void *data, void *context)
-{
-    (void)data;
-    struct pushed *pushed = context;
-    tl_shares_give(pushed->share, pushed->charged_bytes);
-    free(pushed);
-}
-
 static enum tl_status publish(void *context, void *admission, const struct tl_push *push, struct tl_tensor *tensor,
                               uint64_t *ret_publication, struct tl_error *ret_error)
 {
     struct tl_worker *worker = context;
     struct tl_tensor *alias;
     enum tl_status status = TL_OK;
-    /* Checked again, because another client may have been faster. */
+    const struct pushed *pushed = admission;
+    /* Checked again, because another client, or the worker itself, may have been faster. */
     if (tensor != NULL) status = check_version(worker, push, ret_error);
+    if (tensor != NULL && status == TL_OK && !pushed->may_replace && is_own(worker, push->key)) {
+        status = tl_error_set(ret_error, TL_PERMISSION_DENIED,
+                              "%s has published %s itself in the meantime, which this client may not replace",
+                              worker->self.name, push->key);
+    }
     if (tensor != NULL && status == TL_OK)
         status = tl_tensor_create_alias(tensor, pushed_released, admission, &alias, ret_error);
     if (tensor == NULL || status != TL_OK) {
