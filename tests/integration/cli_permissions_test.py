@@ -11,10 +11,10 @@ FILES = {"ca": "certs/ca.pem", "certificate": "certs/{name}.pem", "key": "certs/
 
 
 class Permissions(cli_support.Case):
-    def start(self, allow=None):
-        """Starts ps:0, which publishes a model itself, with these rules."""
-        security = {"tls": FILES} if allow is None else {"tls": FILES, "allow": allow}
-        self.config = self.cluster(ps=1, worker=1, extra={**OVER_GRPC, "security": security})
+    def start(self, allow=None, extra=OVER_GRPC, **settings):
+        """Starts ps:0, which publishes a model itself, with these rules and other settings of security."""
+        security = {"tls": FILES, **settings, **({} if allow is None else {"allow": allow})}
+        self.config = self.cluster(ps=1, worker=1, extra={**extra, "security": security})
         certs = self.folder / "certs"
         self.assert_run(0, "cert", "init", "-o", certs)
         self.assert_run(0, "cert", "issue", "--config", self.config.path, "-o", certs)
@@ -70,6 +70,14 @@ class Permissions(cli_support.Case):
         self.assert_refused("worker-0", "/job:worker/task:0", "read",
                             *self.at_ps("pull", "worker-0", "-o", self.folder / "x.safetensors"))
         self.assertFalse((self.folder / "x.safetensors").exists())
+
+    def test_health_says_why_nothing_travels_over_rdma(self):
+        self.start(extra={}, encrypt="require")
+        shown = self.assert_run(4, "health", "--config", self.as_caller("worker-0"), "--json")
+        workers = {worker["name"]: worker for worker in json.loads(shown.stdout)["workers"]}
+        verbs = [transport for transport in workers["/job:ps/task:0"]["transports"] if transport["name"] == "verbs"]
+        self.assertEqual([(transport["available"], transport["reason"]) for transport in verbs],
+                         [(False, 'security.encrypt is "require", and nothing encrypts what RDMA carries')])
 
     def test_a_plain_worker_says_that_it_authenticates_nobody(self):
         cluster = self.cluster(ps=1, extra=OVER_GRPC)
