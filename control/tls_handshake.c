@@ -137,7 +137,11 @@ static void handshake_end(struct tl_tls_handshakes *handshakes, struct handshake
     tl_list_remove(&handshake->place);
     if (handshake->dial == NULL) handshakes->accepted_count--;
     tl_tls_session_destroy(handshake->session);
-    if (handshake->connection >= 0) (void)close(handshake->connection);
+    if (handshake->connection >= 0) {
+        /* A duplicate of the descriptor, which a forked process may have, would keep it in epoll. */
+        (void)epoll_ctl(handshakes->epoll, EPOLL_CTL_DEL, handshake->connection, NULL);
+        (void)close(handshake->connection);
+    }
     if (handshake->dial != NULL) dial_end(handshake->dial);
     free(handshake);
 }

@@ -130,6 +130,13 @@ static struct relayed *relayed_create(struct tl_tls_session *session, const char
     return relayed;
 }
 
+/* A duplicate of the descriptor, which a forked process or the guard may have, would keep the socket in epoll. */
+static void close_end(struct tl_tls_relay *relay, const struct relay_end *end)
+{
+    (void)epoll_ctl(relay->epoll, EPOLL_CTL_DEL, end->fd, NULL);
+    (void)close(end->fd);
+}
+
 /* Takes it out of everything and closes its sockets. */
 static void relayed_end(struct tl_tls_relay *relay, struct relayed *relayed)
 {
@@ -139,8 +146,8 @@ static void relayed_end(struct tl_tls_relay *relay, struct relayed *relayed)
     tl_list_remove(&relayed->place);
     tl_list_remove(&relayed->ready);
     tl_tls_session_destroy(relayed->session);
-    (void)close(relayed->tcp.fd);
-    (void)close(relayed->pair.fd);
+    close_end(relay, &relayed->tcp);
+    close_end(relay, &relayed->pair);
     relayed_free(relayed);
 }
 

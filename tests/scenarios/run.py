@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the scenarios of workers over one transport; which those are is in table.py.
 
-    run.py grpc|local|verbs|gdr [NAME...]    all, or those whose names (Exchange.test_strings) contain one of the names
+    run.py grpc|tls|local|verbs|gdr [NAME...]
+                               all, or those whose names (Exchange.test_strings) contain one of the names
     run.py --table                           shows the table
 
 verbs and gdr need the guest with two devices (tests/rdma_vm/run_guest --topology veth). In a build with
@@ -56,7 +57,7 @@ def main():
     if sys.argv[1:] == ["--table"]:
         for row in table.TABLE:
             for name in transports.BY_NAME:
-                print(f"{row.scenario.__name__:20} {name:6} {getattr(row, name) or 'runs'}")
+                print(f"{row.scenario.__name__:20} {name:6} {getattr(row, transports.BY_NAME[name].column) or 'runs'}")
             print(f"{row.scenario.__name__:20} {'gpus':6} {row.gpus or 'runs'}")
         return 0
     if len(sys.argv) < 2 or sys.argv[1] not in transports.BY_NAME:

@@ -8,6 +8,8 @@ import contextlib
 import os
 import re
 import socket
+import subprocess
+import tempfile
 
 import workers
 
@@ -33,6 +35,8 @@ class Transport:
     """A cluster in which tensors travel over gRPC alone; each cluster has ports of its own."""
     name = "grpc"
     protocol = "grpc"
+    # The column of the table that says what runs over it.
+    column = "grpc"
     # The paths of plain tensors, the fastest first; and those from a GPU to the host, from the host to a GPU, and from
     # one GPU to another.
     paths = from_gpu = to_gpu = between_gpus = ("grpc",)
@@ -84,8 +88,30 @@ class Transport:
         cut_sockets(socket.AF_INET)
 
 
+class Tls(Transport):
+    """The same with mutual TLS; each task and the tools have a certificate."""
+    name = "tls"
+    cycle_count = 50
+
+    def __init__(self):
+        self.folder = None
+
+    def cluster(self, data_plane=None, **settings):
+        if self.folder is None:
+            self.folder = tempfile.TemporaryDirectory(prefix="tensorlane-certificates.")
+            names = [f"--name={job}:{task}" for job in self.hosts for task in range(2)]
+            for command in (["init"], ["issue", *names, "--name=client", "--host=127.0.0.1"]):
+                subprocess.run([workers.PROGRAM, "cert", *command, "--folder", self.folder.name], check=True,
+                               stdout=subprocess.DEVNULL)
+        tls = {"ca": f"{self.folder.name}/ca.pem", "certificate": f"{self.folder.name}/{{name}}.pem",
+               "key": f"{self.folder.name}/{{name}}.key"}
+        everything = ["read", "publish", "push", "withdraw", "list", "peers"]
+        security = {"tls": tls, "allow": [{"who": ["any"], "what": everything}]}
+        return super().cluster(data_plane, security=security, **settings)
+
+
 class Local(Transport):
-    name = "local"
+    name = column = "local"
     protocol = "grpc+local"
     paths = ("zero-copy", "bounce", "inline")
     from_gpu = to_gpu = ("gpu-proxy",)
@@ -104,7 +130,7 @@ class Local(Transport):
 
 class Verbs(Transport):
     """In the guest with two devices and a wire between them."""
-    name = "verbs"
+    name = column = "verbs"
     protocol = "grpc+verbs"
     paths = ("zero-copy", "bounce", "inline")
     from_gpu = to_gpu = between_gpus = ("gpu-direct", "gpu-proxy", "bounce")
@@ -129,7 +155,7 @@ class Verbs(Transport):
 
 class Gdr(Verbs):
     """Over the same cards; what is received is read, which only keys of windows allow."""
-    name = "gdr"
+    name = column = "gdr"
     protocol = "grpc+gdr"
     faulty = {rdma: {"keys": "window", "piece": "128KiB", "peer_timeout": "5s", "pool": "16MiB"}
               for rdma in ("prefer", "require")}
@@ -148,4 +174,4 @@ def cut_sockets(family):
                     found.shutdown(socket.SHUT_RDWR)
 
 
-BY_NAME = {transport.name: transport for transport in (Transport(), Local(), Verbs(), Gdr())}
+BY_NAME = {transport.name: transport for transport in (Transport(), Tls(), Local(), Verbs(), Gdr())}
