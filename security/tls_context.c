@@ -24,6 +24,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "security/private_key.h"
 #include "security/tls_internal.h"
 
 /* Larger files are refused. */
@@ -185,23 +186,23 @@ static enum tl_status use_certificate(struct tl_tls_context *context, const char
     return status;
 }
 
-/* BIO_s_secmem copies into the secure heap; an ordinary one would keep the text where it is, which is there already. */
 static enum tl_status use_key(SSL_CTX *ssl, const struct tl_tls_settings *settings, const char *pem, size_t len,
                               struct tl_error *ret_error)
 {
-    BIO *text = BIO_new_mem_buf(pem, (int)len);
-    EVP_PKEY *key = text != NULL ? PEM_read_bio_PrivateKey(text, NULL, NULL, (void *)"") : NULL;
+    EVP_PKEY *key = tl_private_key_read(pem, len);
     enum tl_status status = TL_OK;
     if (key == NULL) {
-        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                              "%s has no private key in PEM, or one with a password, which cannot be asked for: %s",
-                              settings->key, openssl_reason());
+        (void)openssl_reason();
+        status =
+            tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                         "%s has no private key in PEM that can be used: RSA, or an elliptic curve with a name, and "
+                         "no password",
+                         settings->key);
     } else if (SSL_CTX_use_PrivateKey(ssl, key) != 1 || SSL_CTX_check_private_key(ssl) != 1) {
         status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the key %s does not belong to the certificate %s: %s",
                               settings->key, settings->certificate, openssl_reason());
     }
     EVP_PKEY_free(key);
-    BIO_free(text);
     return status;
 }
 

@@ -4,10 +4,12 @@
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import socket
 import ssl
+import subprocess
 import time
 
 import cli_support
@@ -90,6 +92,41 @@ class Cluster(TlsCase):
         for text in (*shown, worker.output):
             self.assertNotIn(key, text)
             self.assertNotIn("PRIVATE", text)
+
+    def test_no_key_is_in_a_core_file(self):
+        """What the kernel leaves out of core files has the flag dd; the key is in no other memory."""
+        if cli_support.SANITIZE:
+            self.skipTest("sanitizers map more memory than can be read")
+        cluster = self.secured(ps=2)
+        worker, other = cluster.start("ps", 0), cluster.start("ps", 1)
+        self.assert_healthy(cluster, 2)
+        path = self.certs / "ps-0.key"
+        shown = subprocess.run(["openssl", "pkey", "-in", path, "-noout", "-text"], capture_output=True, text=True,
+                               check=True).stdout
+        secret = bytes.fromhex("".join(re.search(r"priv:\n((?:    .*\n)+)", shown)[1].replace(":", "").split()))
+        needles = {"number": secret[-32:], "number, reversed": secret[-32:][::-1],
+                   "text": path.read_text().splitlines()[1].encode()}
+        found, left_out, looked_at = [], 0, 0
+        with open(f"/proc/{worker.pid}/smaps", encoding="utf-8") as maps, \
+                open(f"/proc/{worker.pid}/mem", "rb", buffering=0) as memory:
+            for place in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", maps.read()):
+                begin, end = (int(number, 16) for number in place.split(None, 1)[0].split("-"))
+                if not place.split()[1].startswith("rw") or "[v" in place.split("\n", 1)[0]:
+                    continue
+                memory.seek(begin)
+                try:
+                    content = memory.read(end - begin)
+                except OSError:
+                    continue
+                is_left_out = "dd" in place.rpartition("VmFlags:")[2].split()
+                names = [name for name, needle in needles.items() if needle in content]
+                looked_at += len(content)
+                left_out += is_left_out and "number, reversed" in names
+                found += [] if is_left_out else names
+        self.assertGreater(looked_at, 1 << 20)
+        self.assertEqual(found, [])
+        self.assertGreater(left_out, 0, "the key was not found where it must be: this test looks for the wrong thing")
+        other.stop()
 
     def test_restarts(self):
         """The worker that stays leaks nothing, however often its peer restarts."""
