@@ -230,6 +230,12 @@ static enum tl_status check_name(struct tl_tls_session *session, X509 *certifica
                             "the certificate of the peer is for trust domain \"%s\", ours is for \"%s\"",
                             session->peer.trust_domain, self->trust_domain);
     }
+    /* Only tasks are workers: a client's certificate must not pass for one. */
+    if (session->role == TL_TLS_DIALS && session->peer.kind != TL_CERTIFICATE_MEMBER) {
+        return tl_error_set(ret_error, TL_UNAUTHENTICATED,
+                            "the certificate of the peer is that of a client, %s, and a worker was dialled",
+                            session->peer.text);
+    }
     if (session->expected_name != NULL && strcmp(session->peer.text, session->expected_name) != 0) {
         return tl_error_set(ret_error, TL_UNAUTHENTICATED,
                             "the certificate of the peer is for %s, and not for %s, which was dialled",

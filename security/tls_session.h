@@ -31,7 +31,8 @@ enum tl_tls_progress {
 };
 
 /* The socket stays the caller's and outlives the session. expected_name is the name that the peer's certificate must
- * be for, "/job:ps/task:0"; NULL: any. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+ * be for, "/job:ps/task:0"; NULL: any, but that of a member on the side that dials. Errors: TL_RESOURCE_EXHAUSTED: no
+ * memory. */
 enum tl_status tl_tls_session_create(struct tl_tls_context *context, enum tl_tls_role role, int socket,
                                      const char *expected_name, struct tl_tls_session **ret_session,
                                      struct tl_error *ret_error) TL_MUST_USE;

@@ -296,6 +296,14 @@ START_TEST(another_name)
 }
 END_TEST
 
+START_TEST(server_with_the_certificate_of_a_client)
+{
+    side_issue(&server, &(struct certificate_kind){.names = "URI:spiffe://test/client/ann"});
+    start_both();
+    assert_refused(NULL, "that of a client, spiffe://test/client/ann");
+}
+END_TEST
+
 START_TEST(another_trust_domain)
 {
     side_issue(&client, &(struct certificate_kind){.names = "URI:spiffe://other/job/node/task/1"});
@@ -512,6 +520,7 @@ int main(void)
     tcase_add_test(tcase, bytes_pass_both_ways);
     tcase_add_test(tcase, what_was_sent_before_the_end_arrives);
     tcase_add_test(tcase, another_name);
+    tcase_add_test(tcase, server_with_the_certificate_of_a_client);
     tcase_add_test(tcase, another_trust_domain);
     tcase_add_test(tcase, another_authority);
     tcase_add_test(tcase, self_signed);
