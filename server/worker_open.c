@@ -187,11 +187,6 @@ static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error
     if (status == TL_OK) status = tl_control_start(worker->control, listen, &worker->setup.port, ret_error);
     if (status != TL_OK) return status;
     check_listens(worker);
-    if (worker->members.permissions == NULL) {
-        TL_LOG_AT_INFO("this worker authenticates nobody: whoever reaches its port may do everything; see "
-                       "docs/security.md for certificates",
-                       TL_STR("worker", worker->self.name));
-    }
     tl_control_set_health(worker->control, "", TL_HEALTH_SERVING);
     tl_control_set_health(worker->control, "tensorlane.v1.Transfer", TL_HEALTH_SERVING);
     tl_control_set_health(worker->control, "tensorlane.v1.Cluster", TL_HEALTH_SERVING);

@@ -82,7 +82,7 @@ class Permissions(cli_support.Case):
     def test_a_plain_worker_says_that_it_authenticates_nobody(self):
         cluster = self.cluster(ps=1, extra=OVER_GRPC)
         worker = cluster.start()
-        self.assertEqual(worker.output.count("this worker authenticates nobody"), 1)
+        worker.await_line("this worker authenticates nobody")
         self.assertNotIn("level=warn", worker.output)
         secured = self.start()
         self.assertNotIn("authenticates nobody", secured.output)
