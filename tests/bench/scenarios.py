@@ -54,9 +54,9 @@ def served_model(build, folder, protocol):
 def pull_twice(build, address, listing, progress, protocol, log_folder, is_apart=False):
     """One receiver: the first pull connects and allocates, the second is into the same tensors. is_apart: connecting is
     measured apart, and further pulls are into tensors of the caller's that are new, in turn with a memcpy into such
-    tensors. The first two of each are left out, and the median of the others counts: where the machine is a virtual
-    one, its host has to find memory that was not in use before, which takes up to thirty times as long as the copy,
-    and takes memory back that was free for two seconds."""
+    tensors. The first two of each are left out, and the median of the others counts: the first
+    one takes up to thirty times as long as a copy, presumably because the host of a virtual machine has to find the
+    memory."""
     names = log_folder / "names"
     names.write_text("".join(tensor["name"] + "\n" for tensor in listing["tensors"]))
     command = [build / "bin" / "bench" / "tl_bench", "pull", address.rpartition(":")[2], progress, protocol, names]
