@@ -59,6 +59,7 @@ struct handshake {
     void *context;
     int connection;
     bool is_connecting;             /* dialled: TCP is not connected yet */
+    bool is_refused;                /* accepted: was told to use TLS; waits for the client to go */
     struct tl_tls_session *session; /* NULL: the peer has said nothing yet, or TCP is not connected */
     int64_t deadline_ns;
     char target[TL_ENDPOINT_TARGET_BYTES];
@@ -221,11 +222,14 @@ static void refuse_plain(const struct handshake *handshake)
     text[3] = 4;
     memcpy(text + HEAD_BYTES, reason, REASON_BYTES);
     (void)send(handshake->connection, text, sizeof(text), MSG_NOSIGNAL | MSG_DONTWAIT);
-    /* What was sent and is not read here would make the kernel reset the connection before the client has the reason.
-     */
+}
+
+/* Waits for the client to go: the end of the connection could reach it before the reason. */
+static void wait_for_refused(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
+{
     char unread[4096];
-    (void)recv(handshake->connection, unread, sizeof(unread), MSG_DONTWAIT);
-    (void)shutdown(handshake->connection, SHUT_WR);
+    ssize_t got = recv(handshake->connection, unread, sizeof(unread), MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) handshake_end(handshakes, handshake);
 }
 
 /* Whether the peer has gone without a word, as those do that only look whether the port is open. */
@@ -244,7 +248,7 @@ static bool is_plain(const struct handshake *handshake)
            memcmp(bytes, preface, sizeof(bytes)) == 0;
 }
 
-/* Makes the session; false: the handshake has ended. */
+/* Makes the session; false: there is none, and will be none. */
 static bool begin_session(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
 {
     struct tl_tls_dial *dial = handshake->dial;
@@ -256,7 +260,9 @@ static bool begin_session(struct tl_tls_handshakes *handshakes, struct handshake
     }
     if (dial == NULL && is_plain(handshake)) {
         refuse_plain(handshake);
-        status = tl_error_set(&error, TL_UNAUTHENTICATED, "it speaks HTTP/2 without TLS");
+        log_refusal(handshakes, handshake, "it speaks HTTP/2 without TLS");
+        handshake->is_refused = true;
+        return false;
     }
     if (status == TL_OK) {
         status = tl_tls_session_create(
@@ -285,6 +291,10 @@ static bool finish_connecting(struct tl_tls_handshakes *handshakes, struct hands
 
 static void handshake_step(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
 {
+    if (handshake->is_refused) {
+        wait_for_refused(handshakes, handshake);
+        return;
+    }
     if (handshake->is_connecting && !finish_connecting(handshakes, handshake)) return;
     if (handshake->session == NULL && !begin_session(handshakes, handshake)) return;
     struct tl_error error;
@@ -328,6 +338,10 @@ static void begin(struct tl_tls_handshakes *handshakes, struct handshake *handsh
 
 static void end_late(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
 {
+    if (handshake->is_refused) {
+        handshake_end(handshakes, handshake);
+        return;
+    }
     struct tl_error error;
     tl_error_set(&error, TL_DEADLINE_EXCEEDED, "%s",
                  handshake->is_connecting     ? "no TCP connection within the connect time-out"
