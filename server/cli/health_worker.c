@@ -232,6 +232,20 @@ static bool judge_serving(struct tl_health_finding *finding, const struct tl_cal
     return false;
 }
 
+/* The worker tells this caller no more than its health; who it is has its certificate proved. */
+static void judge_health_alone(struct tl_health_finding *finding, const struct tl_call_options *call,
+                               const struct tl_error *denial)
+{
+    finding->verified = TL_HEALTH_STAGE_IDENTITY;
+    finding->description.is_serving = true; /* as far as it is known: its health service says the rest */
+    if (!judge_serving(finding, call)) return;
+    finding->is_healthy = true;
+    finding->stage = finding->verified = TL_HEALTH_STAGE_SERVING;
+    snprintf(finding->reason, sizeof(finding->reason), "it serves; more is not looked at: %.900s", denial->message);
+    set_remedy(finding,
+               "none for a check of its health; to see more, change security.allow, or use another certificate");
+}
+
 static struct tl_call_options make_call(const struct tl_health_flags *flags, const struct tl_config_task *task,
                                         int64_t timeout_ns, char *ret_where)
 {
@@ -309,6 +323,10 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl
     /* A worker that is only busy may answer a moment later. */
     if (status != TL_OK && stage == TL_CALL_SILENT && call.http2_timeout_ns > 0 && !is_in_trouble(finding))
         status = tl_client_identify(&call, &finding->description, &stage, &error);
+    if (status == TL_PERMISSION_DENIED && call.secure) {
+        judge_health_alone(finding, &call, &error);
+        return;
+    }
     if (status != TL_OK) {
         judge_failed_call(finding, stage, &error, config->source);
         name_address(finding, where);

@@ -4,7 +4,7 @@
 import json
 
 import cli_support
-from cli_support import OVER_GRPC, some_tensors, write_safetensors
+from cli_support import OVER_GRPC, run, some_tensors, write_safetensors
 
 ANN = "spiffe://example.org/client/ann"
 FILES = {"ca": "certs/ca.pem", "certificate": "certs/{name}.pem", "key": "certs/{name}.key"}
@@ -42,6 +42,9 @@ class Permissions(cli_support.Case):
         self.assert_refused("ann", ANN, "see peers", *self.at_ps("pull", "ann", "-o", self.folder / "x.safetensors"))
         self.assert_refused("ann", ANN, "see peers", *self.at_ps("push", "ann", self.other, flag="--to"))
         self.assertEqual(worker.output.count("a caller was refused"), 1)
+        shown = run("health", "--config", self.as_caller("ann")).stdout
+        self.assertRegex(shown, r"(?m)^/job:ps/task:0 +\S+ +yes +serving$")
+        self.assertRegex(shown.replace("\n", " "), rf"it serves; more is not looked at:\s+{ANN}\s+may not see peers")
 
     def test_members_read_list_and_push_and_do_not_withdraw(self):
         self.start()
