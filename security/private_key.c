@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Of OpenSSL's interfaces only the older ones, which it calls deprecated, make a key out of numbers that lie in the
- * secure heap already. */
+/* Only interfaces that OpenSSL calls deprecated make a key out of numbers that lie in the secure heap already. */
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include "security/private_key.h"
 

@@ -24,6 +24,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "security/pem_file.h"
 #include "security/private_key.h"
 #include "security/tls_internal.h"
 
@@ -123,15 +124,6 @@ static enum tl_status read_file(const char *path, bool is_key, struct stamp *ret
 
 /* ------------------------------------------------------------------------------------------------------ checks -- */
 
-/* The newest error of OpenSSL, in its words; the queue is empty afterwards. */
-static const char *openssl_reason(void)
-{
-    unsigned long code = ERR_peek_last_error();
-    const char *reason = code != 0 ? ERR_reason_error_string(code) : NULL;
-    ERR_clear_error();
-    return reason != NULL ? reason : "unknown error";
-}
-
 static enum tl_status check_validity(const char *path, X509 *certificate, struct tl_error *ret_error)
 {
     if (X509_cmp_current_time(X509_get0_notAfter(certificate)) < 0) {
@@ -151,10 +143,10 @@ static enum tl_status add_chain(SSL_CTX *ssl, BIO *text, const char *path, struc
     while ((between = PEM_read_bio_X509(text, NULL, NULL, NULL)) != NULL) {
         if (SSL_CTX_add0_chain_cert(ssl, between) == 1) continue;
         X509_free(between);
-        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s cannot be used: %s", path, openssl_reason());
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s cannot be used: %s", path, tl_pem_reason());
     }
     bool is_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
-    const char *reason = openssl_reason();
+    const char *reason = tl_pem_reason();
     if (is_end) return TL_OK;
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s has a certificate that cannot be read: %s", path, reason);
 }
@@ -166,7 +158,7 @@ static enum tl_status use_certificate(struct tl_tls_context *context, const char
     X509 *certificate = text != NULL ? PEM_read_bio_X509(text, NULL, NULL, NULL) : NULL;
     enum tl_status status = TL_OK;
     if (certificate == NULL) {
-        (void)openssl_reason();
+        (void)tl_pem_reason();
         status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s has no certificate in PEM", path);
     }
     if (status == TL_OK) status = check_validity(path, certificate, ret_error);
@@ -178,7 +170,7 @@ static enum tl_status use_certificate(struct tl_tls_context *context, const char
         status = tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                               "the certificate %s cannot be used: %s; RSA needs 2,048 bits, elliptic curves 224, and "
                               "SHA-1 does not suffice",
-                              path, openssl_reason());
+                              path, tl_pem_reason());
     }
     if (status == TL_OK) status = add_chain(context->ssl, text, path, ret_error);
     X509_free(certificate);
@@ -192,7 +184,7 @@ static enum tl_status use_key(SSL_CTX *ssl, const struct tl_tls_settings *settin
     EVP_PKEY *key = tl_private_key_read(pem, len);
     enum tl_status status = TL_OK;
     if (key == NULL) {
-        (void)openssl_reason();
+        (void)tl_pem_reason();
         status =
             tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                          "%s has no private key in PEM that can be used: RSA, or an elliptic curve with a name, and "
@@ -200,7 +192,7 @@ static enum tl_status use_key(SSL_CTX *ssl, const struct tl_tls_settings *settin
                          settings->key);
     } else if (SSL_CTX_use_PrivateKey(ssl, key) != 1 || SSL_CTX_check_private_key(ssl) != 1) {
         status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the key %s does not belong to the certificate %s: %s",
-                              settings->key, settings->certificate, openssl_reason());
+                              settings->key, settings->certificate, tl_pem_reason());
     }
     EVP_PKEY_free(key);
     return status;
@@ -229,7 +221,7 @@ static enum tl_status trust(SSL_CTX *ssl, const char *path, bool is_crl, const c
     if (is_crl) (void)X509_STORE_set_flags(store, X509_V_FLAG_CRL_CHECK);
     sk_X509_INFO_pop_free(items, X509_INFO_free);
     BIO_free(text);
-    const char *reason = openssl_reason();
+    const char *reason = tl_pem_reason();
     if (is_ok && added > 0) return TL_OK;
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s has no %s in PEM%s%s", path,
                         is_crl ? "list of revoked certificates" : "certificate", is_ok ? "" : ": ",

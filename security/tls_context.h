@@ -41,7 +41,7 @@ void tl_tls_context_release(struct tl_tls_context *context); /* NULL is accepted
 /* Whether the files are still those that were loaded, by their inodes, sizes and times. */
 bool tl_tls_context_is_current(const struct tl_tls_context *context, const struct tl_tls_settings *settings);
 
-/* Who the certificate of this process is for. */
+/* Returns the name in the certificate of this process, valid as long as the context. */
 const struct tl_certificate_name *tl_tls_context_self(const struct tl_tls_context *context);
 
 #endif

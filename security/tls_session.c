@@ -22,6 +22,8 @@
 #include "base/error.h"
 #include "security/tls_internal.h"
 
+/* What waits for the peer is some 130 KiB, unless the peer makes OpenSSL answer without reading the answers. */
+#define MAX_OUTPUT_BYTES (1024 * 1024)
 /* A buffer that has become larger is given back when it is empty. */
 #define KEPT_BYTES (32 * 1024)
 
@@ -41,10 +43,11 @@ struct tl_tls_session {
 
 /* ------------------------------------------------------------------------------------------------------ output -- */
 
-/* Provides space behind output_end; false without memory. */
+/* Provides space behind output_end; false without memory, and when too much waits. */
 static bool make_space(struct tl_tls_session *session, size_t len_bytes)
 {
     if (session->output_begin == session->output_end) session->output_begin = session->output_end = 0;
+    if (session->output_end - session->output_begin + len_bytes > MAX_OUTPUT_BYTES) return false;
     size_t needed = session->output_end + len_bytes;
     if (needed <= session->output_capacity) return true;
     size_t capacity = needed + needed / 2;

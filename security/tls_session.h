@@ -56,7 +56,8 @@ enum tl_status tl_tls_session_recheck(const struct tl_tls_session *session, cons
 enum tl_tls_progress tl_tls_session_read(struct tl_tls_session *session, void *bytes, size_t capacity,
                                          size_t *ret_len_bytes, struct tl_error *ret_error);
 
-/* Encrypts all bytes for the peer. False: the session has failed. */
+/* Encrypts all bytes for the peer. False: the session has failed; so it does when more than 1 MiB waits for a peer that
+ * does not read. */
 bool tl_tls_session_write(struct tl_tls_session *session, const void *bytes, size_t len_bytes) TL_MUST_USE;
 /* Says that nothing more follows. */
 void tl_tls_session_write_end(struct tl_tls_session *session);

@@ -110,8 +110,10 @@ static bool is_role(const struct tl_permissions *permissions, const struct tl_ro
     case TL_ROLE_CLIENT:
         break;
     }
-    /* Case makes no difference in a DNS name, and none that could be wanted in the other names. */
-    return !caller->is_member && strcasecmp(caller->certified, role->name) == 0;
+    if (caller->is_member) return false;
+    /* Case makes no difference in a DNS name, and does in the path of a URI. */
+    bool is_uri = strstr(role->name, "://") != NULL;
+    return (is_uri ? strcmp(caller->certified, role->name) : strcasecmp(caller->certified, role->name)) == 0;
 }
 
 static bool has_rule(const struct tl_permissions *permissions, const struct tl_identity *caller, enum tl_action action)

@@ -23,6 +23,7 @@
 #include "fakes/certificates.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
+#include "security/tls_session.h"
 
 #define PATIENCE_MS 60000
 #define MEMBER_0 "URI:spiffe://test/job/node/task/0"
@@ -289,6 +290,41 @@ START_TEST(what_was_sent_before_the_end_arrives)
 }
 END_TEST
 
+/* A peer that does not read, and makes the session answer, ends it before it takes memory without end. */
+START_TEST(what_waits_for_a_peer_is_bounded)
+{
+    int pair[2];
+    struct tl_tls_context *contexts[2];
+    struct tl_tls_session *sessions[2];
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
+    const struct tl_tls_settings *settings[] = {&server.options.settings, &client.options.settings};
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(tl_tls_context_load(settings[i], &contexts[i], &error), TL_OK);
+        ck_assert_int_eq(tl_tls_session_create(contexts[i], i == 0 ? TL_TLS_ACCEPTS : TL_TLS_DIALS, pair[i], NULL,
+                                               &sessions[i], &error),
+                         TL_OK);
+    }
+    enum tl_tls_progress progress = TL_TLS_WANTS_READ;
+    while (progress == TL_TLS_WANTS_READ) {
+        (void)tl_tls_session_handshake(sessions[1], &error);
+        ck_assert_int_eq(tl_tls_session_flush(sessions[1]), TL_TLS_FLUSHED);
+        progress = tl_tls_session_handshake(sessions[0], &error);
+        ck_assert_int_eq(tl_tls_session_flush(sessions[0]), TL_TLS_FLUSHED);
+    }
+    ck_assert_int_eq(progress, TL_TLS_DONE);
+    static uint8_t bytes[128 << 10];
+    unsigned count = 0;
+    while (count < 100 && tl_tls_session_write(sessions[0], bytes, sizeof(bytes)))
+        count++;
+    ck_assert_uint_eq(count, 7);
+    for (int i = 0; i < 2; i++) {
+        tl_tls_session_destroy(sessions[i]);
+        tl_tls_context_release(contexts[i]);
+        (void)close(pair[i]);
+    }
+}
+END_TEST
+
 START_TEST(another_name)
 {
     start_both();
@@ -523,6 +559,7 @@ int main(void)
     tcase_set_timeout(tcase, 100);
     tcase_add_test(tcase, bytes_pass_both_ways);
     tcase_add_test(tcase, what_was_sent_before_the_end_arrives);
+    tcase_add_test(tcase, what_waits_for_a_peer_is_bounded);
     tcase_add_test(tcase, another_name);
     tcase_add_test(tcase, server_with_the_certificate_of_a_client);
     tcase_add_test(tcase, another_trust_domain);

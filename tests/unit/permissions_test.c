@@ -118,6 +118,7 @@ START_TEST(each_role_names_its_callers)
     ck_assert_uint_eq(actions_of("ann", false), A(LIST) | A(PUBLISH) | A(HEALTH));
     ck_assert_uint_eq(actions_of("ann.example.org.evil", false), A(LIST) | A(HEALTH));
     ck_assert_uint_eq(actions_of("spiffe://example.org/client/anna", false), A(LIST) | A(HEALTH));
+    ck_assert_uint_eq(actions_of("spiffe://example.org/client/Ann", false), A(LIST) | A(HEALTH));
     /* A client whose name looks like that of a task. */
     ck_assert_uint_eq(actions_of("/job:worker/task:0", false), A(LIST) | A(HEALTH));
     destroy();
