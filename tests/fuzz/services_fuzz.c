@@ -4,7 +4,8 @@
  *
  * Input: one byte of options, then commands of one byte and what they need: calls of any method, messages as they come
  * from the wire or nearly right ones, half-closes, ends and breaks of calls, time that is up, and what the worker's own
- * process does meanwhile: publish, send, receive, end steps. A worker is opened and closed for each input.
+ * process does meanwhile: publish, send, receive, end steps. A worker is opened and closed for each input. Its data
+ * plane, whose probing takes ten times as long as the rest, is there only if the options say so.
  *
  * Every message that a call is answered with must be one that the method promises, and the pieces of a tensor must make
  * one. When all calls have broken, no receiver waits, nothing is held, and what clients have pushed is accounted for;
@@ -31,8 +32,9 @@
 #define CHUNK_BYTES 4096
 #define TEXTS 12
 #define STEPS 4
-#define CONFIG                                                                                                         \
-    "{\"cluster\": {\"ps\": [\"127.0.0.1:1\"], \"worker\": [\"127.0.0.1:2\", \"127.0.0.1:3\"]},"                       \
+#define CONFIG(protocol)                                                                                               \
+    "{\"protocol\": \"" protocol "\","                                                                                 \
+    " \"cluster\": {\"ps\": [\"127.0.0.1:1\"], \"worker\": [\"127.0.0.1:2\", \"127.0.0.1:3\"]},"                       \
     " \"limits\": {\"chunk\": \"4KiB\", \"inflight\": \"8KiB\", \"held\": \"64KiB\", \"waiting\": 4}}"
 
 static const char *const texts[TEXTS] = {
@@ -352,10 +354,13 @@ static void close_worker(void)
 
 /* ------------------------------------------------------------------------------------------------------- start -- */
 
-static void open_worker(void)
+static void open_worker(bool has_data_plane)
 {
-    const struct tl_worker_options options = {
-        .size_bytes = sizeof(options), .config_json = CONFIG, .job = "ps", .task = 0, .progress = TL_PROGRESS_CALLER};
+    const struct tl_worker_options options = {.size_bytes = sizeof(options),
+                                              .config_json = has_data_plane ? CONFIG("auto") : CONFIG("grpc"),
+                                              .job = "ps",
+                                              .task = 0,
+                                              .progress = TL_PROGRESS_CALLER};
     TL_CHECK(tl_worker_open(&options, &worker, NULL) == TL_OK);
     TL_CHECK(tl_cq_create(&cq, NULL) == TL_OK);
     submitted_count = 0;
@@ -380,8 +385,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
 {
     if (arena.memory == NULL) start();
     struct fuzz_input input = {.data = data, .left = len_bytes};
-    bool is_closed_amid = (fuzz_take_u8(&input) & 1) != 0;
-    open_worker();
+    uint8_t options = fuzz_take_u8(&input);
+    bool is_closed_amid = (options & 1) != 0;
+    open_worker((options & 2) != 0);
     while (input.left > 0)
         run_command(&input);
     if (!is_closed_amid) {

@@ -7,6 +7,8 @@
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -21,6 +23,7 @@
 #include "base/error.h"
 #include "control/tls.h"
 #include "fakes/certificates.h"
+#include "fakes/log_capture.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
 #include "security/tls_session.h"
@@ -75,6 +78,7 @@ static void side_end(struct side *side)
 {
     if (side->tls != NULL) tl_tls_end(side->tls);
     tl_tls_release(side->tls);
+    side->tls = NULL;
 }
 
 static void note_accepted(void *context, int fd, int connection)
@@ -142,8 +146,8 @@ static void serve_one(void)
     tl_tls_accept(server.tls, fd, note_accepted, NULL);
 }
 
-/* Dials the server as this name; the result is in dialled_fd and dialled_error. */
-static void dial(const char *expected_name)
+/* Dials the server as this name, and lets it accept; the result is in dialled_fd and dialled_error. */
+static void dial_with(const char *expected_name, void (*accept_one)(void))
 {
     const struct tl_tls_address address = {.target = target,
                                            .label = "the server",
@@ -152,9 +156,25 @@ static void dial(const char *expected_name)
     struct tl_tls_dial *handle;
     is_dialled = false;
     ck_assert(tl_tls_dial(client.tls, loop, &address, note_dialled, &client, &handle, &error) == TL_OK);
-    serve_one();
+    accept_one();
     while (!is_dialled)
         (void)tl_loop_run_once(loop, TL_TIME_NEVER);
+}
+
+static void dial(const char *expected_name)
+{
+    dial_with(expected_name, serve_one);
+}
+
+/* Connects a socket to the server without TLS. */
+static int dial_plainly(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    address.sin_port = htons((uint16_t)strtoul(strrchr(target, ':') + 1, NULL, 10));
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    serve_one();
+    return fd;
 }
 
 static void start_both(void)
@@ -211,13 +231,18 @@ static void assert_peer(struct tl_tls *tls, int fd, const char *name)
     tl_tls_peer_release(peer);
 }
 
+static void assert_failed(const char *words)
+{
+    ck_assert_int_eq(dialled_fd, -1);
+    ck_assert_msg(strstr(dialled_error.message, words) != NULL, "%s", dialled_error.message);
+    ck_assert_msg(strncmp(dialled_error.message, "the server: ", 12) == 0, "%s", dialled_error.message);
+}
+
 /* Dials, and checks that it fails with a message that has these words. */
 static void assert_refused(const char *expected_name, const char *words)
 {
     dial(expected_name);
-    ck_assert_int_eq(dialled_fd, -1);
-    ck_assert_msg(strstr(dialled_error.message, words) != NULL, "%s", dialled_error.message);
-    ck_assert_msg(strncmp(dialled_error.message, "the server: ", 12) == 0, "%s", dialled_error.message);
+    assert_failed(words);
 }
 
 /* Waits until the other end is closed, and checks that nothing else comes. */
@@ -376,6 +401,68 @@ START_TEST(expires_before_the_handshake)
 }
 END_TEST
 
+/* A session of OpenSSL over this socket, which presents the files of this side without looking at them. */
+static SSL *open_careless(const struct side *side, int fd)
+{
+    SSL_CTX *context = SSL_CTX_new(TLS_method());
+    ck_assert_int_eq(SSL_CTX_use_certificate_file(context, side->certificate, SSL_FILETYPE_PEM), 1);
+    ck_assert_int_eq(SSL_CTX_use_PrivateKey_file(context, side->key, SSL_FILETYPE_PEM), 1);
+    ck_assert_int_eq(SSL_CTX_set_alpn_protos(context, (const uint8_t *)"\2h2", 3), 0);
+    SSL *ssl = SSL_new(context);
+    SSL_CTX_free(context);
+    ck_assert_int_eq(SSL_set_fd(ssl, fd), 1);
+    return ssl;
+}
+
+static void *accept_carelessly(void *argument)
+{
+    int fd = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+    SSL *ssl = open_careless(&server, fd);
+    (void)argument;
+    (void)SSL_accept(ssl);
+    char byte;
+    (void)SSL_read(ssl, &byte, 1); /* until the other side ends the connection */
+    SSL_free(ssl);
+    (void)close(fd);
+    return NULL;
+}
+
+static void accept_beside(void)
+{
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, accept_carelessly, NULL), 0);
+    ck_assert_int_eq(pthread_detach(thread), 0);
+}
+
+START_TEST(server_whose_certificate_is_not_yet_valid)
+{
+    side_issue(&server, &(struct certificate_kind){.names = MEMBER_0, .begin_s = 1000, .end_s = 2000});
+    side_start(&client);
+    dial_with(NULL, accept_beside);
+    assert_failed("certificate is not yet valid; renew it, or correct the clock of one side");
+}
+END_TEST
+
+START_TEST(client_whose_certificate_is_not_yet_valid)
+{
+    log_capture_begin();
+    side_issue(&client, &(struct certificate_kind){.names = MEMBER_1, .begin_s = 1000, .end_s = 2000});
+    side_start(&server);
+    int fd = dial_plainly();
+    SSL *ssl = open_careless(&client, fd);
+    char byte;
+    /* Under TLS 1.3 the client's half of the handshake is over before the server looks at its certificate. */
+    ck_assert_int_eq(SSL_connect(ssl), 1);
+    ck_assert_int_le(SSL_read(ssl, &byte, 1), 0);
+    ck_assert_int_eq(ERR_GET_REASON(ERR_peek_last_error()), SSL_R_SSLV3_ALERT_BAD_CERTIFICATE);
+    SSL_free(ssl);
+    (void)close(fd);
+    side_end(&server);
+    ck_assert_uint_eq(log_capture_count("certificate is not yet valid; renew it, or correct the clock"), 1);
+    ck_assert_int_eq(poll(&(struct pollfd){.fd = accepted_pipe[0], .events = POLLIN}, 1, 0), 0);
+}
+END_TEST
+
 START_TEST(revoked)
 {
     long serial = side_issue(&client, &(struct certificate_kind){.names = MEMBER_1});
@@ -441,17 +528,6 @@ START_TEST(server_that_does_not_speak_tls)
     (void)close(fd);
 }
 END_TEST
-
-/* Connects a socket to the server without TLS. */
-static int dial_plainly(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    address.sin_port = htons((uint16_t)strtoul(strrchr(target, ':') + 1, NULL, 10));
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ck_assert_int_eq(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-    serve_one();
-    return fd;
-}
 
 START_TEST(client_that_does_not_speak_tls)
 {
@@ -566,6 +642,8 @@ int main(void)
     tcase_add_test(tcase, another_authority);
     tcase_add_test(tcase, self_signed);
     tcase_add_test(tcase, expires_before_the_handshake);
+    tcase_add_test(tcase, server_whose_certificate_is_not_yet_valid);
+    tcase_add_test(tcase, client_whose_certificate_is_not_yet_valid);
     tcase_add_test(tcase, revoked);
     tcase_add_test(tcase, no_name);
     tcase_add_test(tcase, files_that_cannot_be_used);

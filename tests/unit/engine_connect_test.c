@@ -176,6 +176,28 @@ START_TEST(hello_with_another_token)
 }
 END_TEST
 
+/* What one link has told opens no other one, not even one of the same peer. */
+START_TEST(hello_with_the_token_of_an_earlier_link)
+{
+    open_raw();
+    uint64_t token = raw.token;
+    raw_peer_shake_hands(&raw);
+    error = (struct tl_error){.code = TL_OK};
+    tl_conn_close(pair.left->conn, &error);
+    raw_peer_close(&raw);
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    pair.left->up_count = pair.left->closed_count = 0;
+    raw_peer_open(&raw, &pair);
+    raw_peer_run(&raw);
+    ck_assert_ptr_nonnull(raw_peer_heard(&raw, TL_MESSAGE_HELLO));
+    struct tl_message hello = raw_peer_hello(&raw);
+    ck_assert(hello.token != token);
+    hello.token = token;
+    raw_peer_send(&raw, &hello);
+    expect_refused(TL_FAILED_PRECONDITION, "pair address");
+}
+END_TEST
+
 START_TEST(hello_of_another_version)
 {
     open_raw();
@@ -626,6 +648,7 @@ static void add_tests(TCase *tcase)
     tcase_add_test(tcase, up_with_a_peer_by_hand);
     tcase_add_test(tcase, both_halves_are_needed);
     tcase_add_test(tcase, hello_with_another_token);
+    tcase_add_test(tcase, hello_with_the_token_of_an_earlier_link);
     tcase_add_test(tcase, hello_of_another_version);
     tcase_add_test(tcase, hello_of_another_incarnation);
     tcase_add_test(tcase, hello_twice);
