@@ -12,6 +12,8 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <openssl/bio.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <stdio.h>
@@ -23,6 +25,8 @@
 #include "base/random.h"
 
 #define PRIVATE_MODE 0600
+/* Larger files are refused. */
+#define MAX_FILE_BYTES (1024 * 1024)
 
 const char *tl_pem_reason(void)
 {
@@ -33,27 +37,92 @@ const char *tl_pem_reason(void)
 
 /* ----------------------------------------------------------------------------------------------------- reading -- */
 
-/* Opens a regular file. A pipe would keep the command waiting. */
-static enum tl_status open_file(const char *path, struct stat *ret_info, FILE **ret_file, struct tl_error *ret_error)
+/* A key that other users can read may be theirs already. Root's may be readable for a group, as those are that a
+ * container gets from Kubernetes. */
+static enum tl_status check_key_mode(const char *path, const struct stat *info, struct tl_error *ret_error)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return tl_error_set_errno(ret_error, errno, "cannot open %s", path);
-    if (fstat(fd, ret_info) == 0 && S_ISREG(ret_info->st_mode)) {
-        *ret_file = fdopen(fd, "r");
-        if (*ret_file) return TL_OK;
+    mode_t refused = info->st_uid == 0 ? S_IWGRP | S_IRWXO : S_IRWXG | S_IRWXO;
+    if ((info->st_mode & refused) == 0) return TL_OK;
+    return tl_error_set(ret_error, TL_PERMISSION_DENIED,
+                        "the key %s is open to other users (mode %04o): chmod 600 %s, and replace the key if someone "
+                        "may have read it",
+                        path, (unsigned)info->st_mode & 07777, path);
+}
+
+/* Reads what has the size that fstat said, or less where the file was cut meanwhile. */
+static enum tl_status read_bytes(int fd, const char *path, struct tl_pem_text *text, struct tl_error *ret_error)
+{
+    size_t size = (size_t)text->info.st_size;
+    while (text->len_bytes < size) {
+        ssize_t got = read(fd, text->bytes + text->len_bytes, size - text->len_bytes);
+        if (got < 0 && errno != EINTR) return tl_error_set_errno(ret_error, errno, "cannot read %s", path);
+        if (got == 0) break;
+        if (got > 0) text->len_bytes += (size_t)got;
     }
-    close(fd);
-    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is no file; name a file in PEM", path);
+    return TL_OK;
+}
+
+static enum tl_status read_open_file(int fd, const char *path, bool is_key, struct tl_pem_text *text,
+                                     struct tl_error *ret_error)
+{
+    if (fstat(fd, &text->info) != 0) return tl_error_set_errno(ret_error, errno, "cannot look at %s", path);
+    if (!S_ISREG(text->info.st_mode) || text->info.st_size > MAX_FILE_BYTES)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is no file in PEM of at most 1 MiB", path);
+    enum tl_status status = is_key ? check_key_mode(path, &text->info, ret_error) : TL_OK;
+    if (status != TL_OK) return status;
+    size_t size = (size_t)text->info.st_size + 1;
+    text->bytes = is_key ? OPENSSL_secure_malloc(size) : OPENSSL_malloc(size);
+    if (text->bytes == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to read %s", path);
+    return read_bytes(fd, path, text, ret_error);
+}
+
+enum tl_status tl_pem_read_text(const char *path, bool is_key, struct tl_pem_text *ret_text, struct tl_error *ret_error)
+{
+    struct tl_pem_text text = {.bytes = NULL};
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe would keep the caller waiting */
+    if (fd < 0) return tl_error_set_errno(ret_error, errno, "cannot open %s", path);
+    enum tl_status status = read_open_file(fd, path, is_key, &text, ret_error);
+    (void)close(fd);
+    if (status != TL_OK) {
+        tl_pem_text_fini(&text);
+        return status;
+    }
+    *ret_text = text;
+    return TL_OK;
+}
+
+void tl_pem_text_fini(struct tl_pem_text *text)
+{
+    if (text->bytes != NULL) OPENSSL_secure_clear_free(text->bytes, (size_t)text->info.st_size + 1);
+    text->bytes = NULL;
+}
+
+/* Opens the text of a file for OpenSSL. Ownership: BIO_free, tl_pem_text_fini. */
+static enum tl_status open_text(const char *path, bool is_key, struct tl_pem_text *ret_text, BIO **ret_bio,
+                                struct tl_error *ret_error)
+{
+    struct tl_pem_text text;
+    enum tl_status status = tl_pem_read_text(path, is_key, &text, ret_error);
+    if (status != TL_OK) return status;
+    BIO *bio = BIO_new_mem_buf(text.bytes, (int)text.len_bytes);
+    if (bio == NULL) {
+        tl_pem_text_fini(&text);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to read %s: %s", path, tl_pem_reason());
+    }
+    *ret_text = text;
+    *ret_bio = bio;
+    return TL_OK;
 }
 
 enum tl_status tl_pem_read_certificate(const char *path, X509 **ret_certificate, struct tl_error *ret_error)
 {
-    struct stat info;
-    FILE *file;
-    enum tl_status status = open_file(path, &info, &file, ret_error);
+    struct tl_pem_text text;
+    BIO *bio;
+    enum tl_status status = open_text(path, false, &text, &bio, ret_error);
     if (status != TL_OK) return status;
-    X509 *certificate = PEM_read_X509(file, NULL, NULL, NULL);
-    fclose(file);
+    X509 *certificate = PEM_read_bio_X509(bio, NULL, NULL, NULL);
+    BIO_free(bio);
+    tl_pem_text_fini(&text);
     if (!certificate) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "%s has no certificate in PEM (-----BEGIN CERTIFICATE-----): %s", path, tl_pem_reason());
@@ -64,19 +133,14 @@ enum tl_status tl_pem_read_certificate(const char *path, X509 **ret_certificate,
 
 enum tl_status tl_pem_read_key(const char *path, EVP_PKEY **ret_key, struct tl_error *ret_error)
 {
-    struct stat info;
-    FILE *file;
-    enum tl_status status = open_file(path, &info, &file, ret_error);
+    struct tl_pem_text text;
+    BIO *bio;
+    enum tl_status status = open_text(path, true, &text, &bio, ret_error);
     if (status != TL_OK) return status;
-    if (info.st_mode & (S_IRWXG | S_IRWXO)) {
-        fclose(file);
-        return tl_error_set(ret_error, TL_PERMISSION_DENIED,
-                            "the key %s has mode %04o, so that other users may use it; chmod 600 %s", path,
-                            (unsigned)info.st_mode & 07777, path);
-    }
     char no_password[] = ""; /* instead of asking for one */
-    EVP_PKEY *key = PEM_read_PrivateKey(file, NULL, NULL, no_password);
-    fclose(file);
+    EVP_PKEY *key = PEM_read_bio_PrivateKey(bio, NULL, NULL, no_password);
+    BIO_free(bio);
+    tl_pem_text_fini(&text);
     if (!key) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s has no private key in PEM without a password: %s", path,
                             tl_pem_reason());
@@ -87,12 +151,13 @@ enum tl_status tl_pem_read_key(const char *path, EVP_PKEY **ret_key, struct tl_e
 
 enum tl_status tl_pem_read_list(const char *path, X509_CRL **ret_list, struct tl_error *ret_error)
 {
-    struct stat info;
-    FILE *file;
-    enum tl_status status = open_file(path, &info, &file, ret_error);
+    struct tl_pem_text text;
+    BIO *bio;
+    enum tl_status status = open_text(path, false, &text, &bio, ret_error);
     if (status != TL_OK) return status;
-    X509_CRL *list = PEM_read_X509_CRL(file, NULL, NULL, NULL);
-    fclose(file);
+    X509_CRL *list = PEM_read_bio_X509_CRL(bio, NULL, NULL, NULL);
+    BIO_free(bio);
+    tl_pem_text_fini(&text);
     if (!list) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s has no list of revoked certificates in PEM: %s", path,
                             tl_pem_reason());

@@ -8,8 +8,6 @@
  */
 #include "security/tls_context.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <openssl/bio.h>
 #include <openssl/crypto.h>
 #include <openssl/err.h>
@@ -20,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -28,8 +25,6 @@
 #include "security/private_key.h"
 #include "security/tls_internal.h"
 
-/* Larger files are refused. */
-#define MAX_FILE_BYTES (1024 * 1024)
 /* Keys of this process; one has at most a few KiB. */
 #define SECURE_HEAP_BYTES (256 * 1024)
 /* RSA with 2,048 bits, elliptic curves with 224, and no SHA-1. */
@@ -68,58 +63,6 @@ static struct stamp stamp_of(const struct stat *info)
 {
     return (struct stamp){
         .inode = info->st_ino, .device = info->st_dev, .size = info->st_size, .changed = info->st_ctim};
-}
-
-/* A key that other users can read may be theirs already. Root's may be readable for a group, as those are that a
- * container gets from Kubernetes. */
-static enum tl_status check_key_mode(const char *path, const struct stat *info, struct tl_error *ret_error)
-{
-    mode_t refused = info->st_uid == 0 ? S_IWGRP | S_IRWXO : S_IRWXG | S_IRWXO;
-    if ((info->st_mode & refused) == 0) return TL_OK;
-    return tl_error_set(ret_error, TL_PERMISSION_DENIED,
-                        "the key %s is open to other users (mode %04o): chmod 600 %s, and replace the key if someone "
-                        "may have read it",
-                        path, info->st_mode & 07777, path);
-}
-
-/* Reads a file into the secure heap. Ownership: OPENSSL_secure_clear_free with *ret_len_bytes + 1. */
-static enum tl_status read_file(const char *path, bool is_key, struct stamp *ret_stamp, char **ret_text,
-                                size_t *ret_len_bytes, struct tl_error *ret_error)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return tl_error_set_errno(ret_error, errno, "cannot open %s", path);
-    struct stat info;
-    enum tl_status status = TL_OK;
-    char *text = NULL;
-    if (fstat(fd, &info) != 0) {
-        status = tl_error_set_errno(ret_error, errno, "cannot look at %s", path);
-    } else if (!S_ISREG(info.st_mode) || info.st_size > MAX_FILE_BYTES) {
-        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is no file of at most 1 MiB", path);
-    } else if (is_key) {
-        status = check_key_mode(path, &info, ret_error);
-    }
-    size_t size = status == TL_OK ? (size_t)info.st_size : 0;
-    size_t len_bytes = 0;
-    if (status == TL_OK) {
-        text = is_key ? OPENSSL_secure_malloc(size + 1) : OPENSSL_malloc(size + 1);
-        if (text == NULL) status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to read %s", path);
-    }
-    while (status == TL_OK && len_bytes < size) {
-        ssize_t got = read(fd, text + len_bytes, size - len_bytes);
-        if (got < 0 && errno != EINTR) status = tl_error_set_errno(ret_error, errno, "cannot read %s", path);
-        if (got == 0) break;
-        if (got > 0) len_bytes += (size_t)got;
-    }
-    (void)close(fd);
-    if (status != TL_OK) {
-        OPENSSL_secure_clear_free(text, size + 1);
-        return status;
-    }
-    text[len_bytes] = '\0';
-    *ret_stamp = stamp_of(&info);
-    *ret_text = text;
-    *ret_len_bytes = len_bytes;
-    return TL_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------ checks -- */
@@ -283,22 +226,22 @@ static enum tl_status load_file(struct tl_tls_context *context, const struct tl_
                                 struct tl_error *ret_error)
 {
     const char *path = file_of(settings, which);
-    char *text = NULL;
-    size_t len = 0;
+    struct tl_pem_text text;
     if (path == NULL) return TL_OK;
-    enum tl_status status = read_file(path, which == FILE_KEY, &context->stamps[which], &text, &len, ret_error);
+    enum tl_status status = tl_pem_read_text(path, which == FILE_KEY, &text, ret_error);
     if (status != TL_OK) return status;
+    context->stamps[which] = stamp_of(&text.info);
     switch (which) {
     case FILE_CERTIFICATE:
-        status = use_certificate(context, path, text, len, ret_error);
+        status = use_certificate(context, path, text.bytes, text.len_bytes, ret_error);
         break;
     case FILE_KEY:
-        status = use_key(context->ssl, settings, text, len, ret_error);
+        status = use_key(context->ssl, settings, text.bytes, text.len_bytes, ret_error);
         break;
     default:
-        status = trust(context->ssl, path, which == FILE_CRL, text, len, ret_error);
+        status = trust(context->ssl, path, which == FILE_CRL, text.bytes, text.len_bytes, ret_error);
     }
-    OPENSSL_secure_clear_free(text, len + 1);
+    tl_pem_text_fini(&text);
     return status;
 }
 

@@ -233,7 +233,7 @@ START_TEST(authorities_that_cannot_be_used)
     struct tl_authority *opened = NULL;
     ck_assert_int_eq(tl_authority_open(temp_path("nowhere"), &opened, &error), TL_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(error.message, "tensorlane cert init -o"));
-    ck_assert_int_eq(chmod(temp_path("ca.key"), 0640), 0);
+    ck_assert_int_eq(chmod(temp_path("ca.key"), 0604), 0);
     ck_assert_int_eq(tl_authority_open(temp_folder, &opened, &error), TL_PERMISSION_DENIED);
     ck_assert_ptr_nonnull(strstr(error.message, "chmod 600"));
     ck_assert_int_eq(chmod(temp_path("ca.key"), 0600), 0);
