@@ -8,8 +8,8 @@
  *
  * Failure modes: each handshake has a deadline. There are places for MAX_HANDSHAKES connections that were accepted; one
  * more ends the oldest, so that others are served however many say nothing. A client that speaks HTTP/2 without TLS is
- * told so in its language. Refusals are logged once a second at most. Files that have changed and cannot be used are
- * logged once; what was loaded before stays in use.
+ * told so in its language. Each reason of a refusal is logged at most once a minute for each address. Files that have
+ * changed and cannot be used are logged once; what was loaded before stays in use.
  */
 #include "control/tls_handshake.h"
 
@@ -31,6 +31,7 @@
 #include "base/error.h"
 #include "base/list.h"
 #include "base/log.h"
+#include "base/log_limit.h"
 #include "base/thread.h"
 
 #define MAX_HANDSHAKES 1024
@@ -83,10 +84,10 @@ struct tl_tls_handshakes {
     struct tl_list accepted; /* the oldest first */
     size_t accepted_count;
     struct tl_list dialled;
-    int64_t period_ns;            /* when files are looked at next */
-    int64_t logged_ns;            /* when a refusal was logged last; 0: none was */
-    uint64_t unlogged_count;      /* refusals since then */
-    struct tl_error load_failure; /* what the look before found; code TL_OK: none */
+    int64_t period_ns;             /* when files are looked at next */
+    struct tl_log_limit log_limit; /* for each address and reason */
+    uint64_t unlogged_count;       /* refusals since one was logged last */
+    struct tl_error load_failure;  /* what the look before found; code TL_OK: none */
     bool is_failure_logged;
 };
 
@@ -149,14 +150,16 @@ static void handshake_end(struct tl_tls_handshakes *handshakes, struct handshake
 
 static void log_refusal(struct tl_tls_handshakes *handshakes, const struct handshake *handshake, const char *reason)
 {
-    int64_t now_ns = tl_clock_now_ns();
-    if (handshakes->logged_ns != 0 && now_ns - handshakes->logged_ns < TL_NS_PER_SEC) {
+    char cause[TL_ENDPOINT_TARGET_BYTES + TL_ERROR_MESSAGE_BYTES];
+    const char *port = strrchr(handshake->target, ':'); /* another one for each connection */
+    int address_len = port != NULL ? (int)(port - handshake->target) : 0;
+    snprintf(cause, sizeof(cause), "%.*s %s", address_len, handshake->target, reason);
+    if (!tl_log_limit_passes(&handshakes->log_limit, cause)) {
         handshakes->unlogged_count++;
         return;
     }
     TL_LOG_AT_WARN("TLS handshake failed", TL_STR("address", handshake->target), TL_STR("reason", reason),
                    TL_U64("others", handshakes->unlogged_count));
-    handshakes->logged_ns = now_ns;
     handshakes->unlogged_count = 0;
 }
 
@@ -501,6 +504,7 @@ enum tl_status tl_tls_handshakes_create(const struct tl_tls_options *options, st
     handshakes->timeout_ns = options->handshake_timeout_ns;
     handshakes->keepalive_timeout_ns = options->keepalive_timeout_ns;
     pthread_mutex_init(&handshakes->mutex, NULL);
+    tl_log_limit_init(&handshakes->log_limit);
     tl_list_init(&handshakes->added);
     tl_list_init(&handshakes->accepted);
     tl_list_init(&handshakes->dialled);
@@ -544,6 +548,7 @@ void tl_tls_handshakes_destroy(struct tl_tls_handshakes *handshakes)
     if (handshakes->epoll >= 0) (void)close(handshakes->epoll);
     if (handshakes->event >= 0) (void)close(handshakes->event);
     pthread_mutex_destroy(&handshakes->mutex);
+    tl_log_limit_fini(&handshakes->log_limit);
     for (size_t i = 0; i < TL_ARRAY_COUNT(handshakes->strings); i++)
         free(handshakes->strings[i]);
     free(handshakes);

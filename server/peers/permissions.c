@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/peers/permissions.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,21 +8,12 @@
 #include <xxhash.h>
 
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/log_limit.h"
 
-#define LOG_PAUSE_NS (60 * TL_NS_PER_SEC)
-/* Callers whose refusals are logged in one pause; those of others are counted. */
-#define MAX_LOGGED 64
 /* Those who may, in a message. */
 #define MAX_ALLOWED_BYTES 256
-
-/* A caller that was refused, and when that was logged. */
-struct logged {
-    char caller[TL_MAX_NAME_BYTES];
-    int64_t time_ns;
-};
 
 /* A task of the cluster. */
 struct member {
@@ -36,10 +26,8 @@ struct tl_permissions {
     size_t member_count;
     struct tl_security_settings settings;
     char self[TL_MAX_NAME_BYTES];
-    uint64_t refused; /* atomic */
-    pthread_mutex_t mutex;
-    struct logged logged[MAX_LOGGED]; /* [logged_count] */
-    size_t logged_count;
+    uint64_t refused;              /* atomic */
+    struct tl_log_limit log_limit; /* for each caller */
 };
 
 static uint64_t hash_of(const char *name)
@@ -71,7 +59,7 @@ enum tl_status tl_permissions_create(const struct tl_config *config, const struc
     qsort(permissions->members, permissions->member_count, sizeof(*permissions->members), compare_members);
     permissions->settings = *settings;
     snprintf(permissions->self, sizeof(permissions->self), "%s", self[0] != '\0' ? self : "this process");
-    pthread_mutex_init(&permissions->mutex, NULL);
+    tl_log_limit_init(&permissions->log_limit);
     *ret_permissions = permissions;
     return TL_OK;
 }
@@ -79,7 +67,7 @@ enum tl_status tl_permissions_create(const struct tl_config *config, const struc
 void tl_permissions_destroy(struct tl_permissions *permissions)
 {
     if (permissions == NULL) return;
-    pthread_mutex_destroy(&permissions->mutex);
+    tl_log_limit_fini(&permissions->log_limit);
     free(permissions->members);
     free(permissions);
 }
@@ -129,29 +117,6 @@ static bool has_rule(const struct tl_permissions *permissions, const struct tl_i
 
 /* ----------------------------------------------------------------------------------------------------- refusal -- */
 
-/* Whether this refusal of the caller is to be logged. */
-static bool notes(struct tl_permissions *permissions, const char *caller)
-{
-    int64_t now_ns = tl_clock_now_ns();
-    struct logged *place = NULL;
-    pthread_mutex_lock(&permissions->mutex);
-    for (size_t i = 0; i < permissions->logged_count; i++) {
-        struct logged *logged = &permissions->logged[i];
-        bool is_caller = strcmp(logged->caller, caller) == 0;
-        if (is_caller || now_ns - logged->time_ns >= LOG_PAUSE_NS) place = logged;
-        if (is_caller) break;
-    }
-    bool is_new = place == NULL || now_ns - place->time_ns >= LOG_PAUSE_NS;
-    if (place == NULL && permissions->logged_count < MAX_LOGGED)
-        place = &permissions->logged[permissions->logged_count++];
-    if (is_new && place != NULL) {
-        snprintf(place->caller, sizeof(place->caller), "%s", caller);
-        place->time_ns = now_ns;
-    }
-    pthread_mutex_unlock(&permissions->mutex);
-    return is_new && place != NULL;
-}
-
 /* Writes the roles that have the action, as many as fit. */
 static void list_allowed(const struct tl_permissions *permissions, enum tl_action action, char text[MAX_ALLOWED_BYTES])
 {
@@ -181,7 +146,7 @@ static enum tl_status refuse(struct tl_permissions *permissions, const struct tl
                                          name, action == TL_ACTION_PEERS ? "see " : "", tl_action_names[action],
                                          permissions->self, tl_action_names[action], allowed);
     uint64_t refused = __atomic_add_fetch(&permissions->refused, 1, __ATOMIC_RELAXED);
-    if (notes(permissions, name)) {
+    if (tl_log_limit_passes(&permissions->log_limit, name)) {
         TL_LOG_AT_WARN("a caller was refused", TL_STR("caller", name), TL_STR("action", tl_action_names[action]),
                        TL_STR("address", caller->address), TL_STR("reason", error.message), TL_U64("refused", refused));
     }

@@ -549,6 +549,29 @@ START_TEST(client_that_does_not_speak_tls)
 }
 END_TEST
 
+/* Connects without TLS, says this, and goes when the server has answered. */
+static void talk_plainly(const char *text)
+{
+    char answer[200];
+    int fd = dial_plainly();
+    ck_assert_int_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    ck_assert_int_ge(read(fd, answer, sizeof(answer)), 0);
+    (void)close(fd);
+}
+
+START_TEST(each_reason_is_logged_once_a_minute)
+{
+    log_capture_begin();
+    side_start(&server);
+    for (unsigned i = 0; i < 3; i++)
+        talk_plainly("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    talk_plainly("nonsense that is no TLS");
+    side_end(&server);
+    ck_assert_uint_eq(log_capture_count("TLS handshake failed"), 2);
+    ck_assert_uint_eq(log_capture_count("others=2"), 1);
+}
+END_TEST
+
 /* A connection that says nothing ends at its deadline, and one that never ends its handshake too. */
 START_TEST(silent_and_slow_clients)
 {
@@ -649,6 +672,7 @@ int main(void)
     tcase_add_test(tcase, files_that_cannot_be_used);
     tcase_add_test(tcase, server_that_does_not_speak_tls);
     tcase_add_test(tcase, client_that_does_not_speak_tls);
+    tcase_add_test(tcase, each_reason_is_logged_once_a_minute);
     tcase_add_test(tcase, silent_and_slow_clients);
     tcase_add_test(tcase, others_are_served_beside_a_thousand_half_open);
     tcase_add_test(tcase, certificates_change_while_connections_run);
