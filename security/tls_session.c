@@ -76,22 +76,33 @@ static long bio_control(BIO *bio, int command, long number, void *pointer)
     return command == BIO_CTRL_FLUSH ? 1 : 0;
 }
 
-static BIO_METHOD *output_method;
-static int session_index; /* where an SSL keeps its session */
+static BIO_METHOD *output_method; /* NULL: not prepared yet */
+static int session_index;         /* where an SSL keeps its session */
 
-static void prepare(void)
+/* Returns false without memory; the next session tries it again. */
+static bool prepare(void)
 {
-    session_index = SSL_get_ex_new_index(0, NULL, NULL, NULL, NULL);
-    BIO_METHOD *method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "tensorlane output");
-    if (method == NULL) return;
-    (void)BIO_meth_set_write_ex(method, bio_write);
-    (void)BIO_meth_set_ctrl(method, bio_control);
-    output_method = method;
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&mutex);
+    if (output_method == NULL) {
+        int index = SSL_get_ex_new_index(0, NULL, NULL, NULL, NULL);
+        BIO_METHOD *method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "tensorlane output");
+        if (index >= 0 && method != NULL && BIO_meth_set_write_ex(method, bio_write) == 1 &&
+            BIO_meth_set_ctrl(method, bio_control) == 1) {
+            session_index = index;
+            output_method = method;
+        } else {
+            BIO_meth_free(method);
+        }
+    }
+    bool is_prepared = output_method != NULL;
+    pthread_mutex_unlock(&mutex);
+    return is_prepared;
 }
 
 static BIO *create_output(struct tl_tls_session *session)
 {
-    BIO *bio = output_method != NULL ? BIO_new(output_method) : NULL;
+    BIO *bio = BIO_new(output_method);
     if (bio == NULL) return NULL;
     BIO_set_data(bio, session);
     BIO_set_init(bio, 1);
@@ -294,9 +305,7 @@ enum tl_status tl_tls_session_create(struct tl_tls_context *context, enum tl_tls
                                      const char *expected_name, struct tl_tls_session **ret_session,
                                      struct tl_error *ret_error)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    (void)pthread_once(&once, prepare);
-    struct tl_tls_session *session = calloc(1, sizeof(*session));
+    struct tl_tls_session *session = prepare() ? calloc(1, sizeof(*session)) : NULL;
     if (session == NULL) goto fail;
     session->context = tl_tls_context_retain(context);
     session->role = role;
