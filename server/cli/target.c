@@ -70,6 +70,29 @@ static int resolve_by_config(struct tl_target *target, const struct tl_options *
     return code;
 }
 
+static bool has_tls_flags(const struct tl_target *target)
+{
+    return target->ca_path || target->certificate_path || target->key_path;
+}
+
+/* Makes a configuration of what the flags say of TLS, which says nothing else. */
+static enum tl_status read_tls_flags(struct tl_target *target, struct tl_error *ret_error)
+{
+    struct tl_json_out *json = tl_json_out_object();
+    struct tl_json_out *cluster = tl_json_out_put_object(json, "cluster");
+    struct tl_json_out *tls = tl_json_out_put_object(tl_json_out_put_object(json, "security"), "tls");
+    tl_json_out_put_text(tl_json_out_put_object(cluster, "target"), "0", target->address);
+    tl_json_out_put_text(tls, "ca", target->ca_path);
+    tl_json_out_put_text(tls, "certificate", target->certificate_path);
+    tl_json_out_put_text(tls, "key", target->key_path);
+    char *text = tl_json_out_text(json, false);
+    if (!text) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the names of certificates");
+    enum tl_status status = tl_config_parse(text, strlen(text), "--tls-client-cert", NULL, &target->config, ret_error);
+    free(text);
+    if (status == TL_OK) status = tl_cluster_tls_open(&target->config->client_settings, ret_error);
+    return status;
+}
+
 static int resolve_by_address(struct tl_target *target, const struct tl_options *options)
 {
     char host[256];
@@ -82,12 +105,20 @@ static int resolve_by_address(struct tl_target *target, const struct tl_options 
     if (port == 0)
         return tl_options_refuse(options, "--address %s: no worker listens on port 0", target->given_address);
     snprintf(target->address, sizeof(target->address), "%s", target->given_address);
-    return -1;
+    if (!has_tls_flags(target)) return -1;
+    if (!target->ca_path || !target->certificate_path || !target->key_path)
+        return tl_options_refuse(options, "--tls-ca-cert, --tls-client-cert and --tls-client-key belong together");
+    if (read_tls_flags(target, &error) == TL_OK) return -1;
+    tl_output_error(options->command, "%s", error.message);
+    return TL_EXIT_FAILED;
 }
 
 int tl_target_resolve(struct tl_target *target, const struct tl_options *options)
 {
     if (target->given_address) return resolve_by_address(target, options);
+    if (has_tls_flags(target))
+        return tl_options_refuse(options, "--tls-ca-cert, --tls-client-cert and --tls-client-key belong to --address; "
+                                          "a configuration has security.tls");
     if (target->config_path || tl_config_tf_text()) return resolve_by_config(target, options);
     return tl_options_refuse(options, "which worker? --config FILE --%s TASK, or --address HOST:PORT",
                              options->items[1].name);

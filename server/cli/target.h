@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The worker that ls, pull, push and rm talk to: a task of a cluster (--config C --from /job:ps/task:0) or whatever
- * listens at an address (--address HOST:PORT).
+ * listens at an address (--address HOST:PORT), with certificates where it wants them (--tls-ca-cert and so on).
  */
 #ifndef SERVER_CLI_TARGET_H
 #define SERVER_CLI_TARGET_H
@@ -21,12 +21,13 @@ struct tl_target {
     const char *config_path;
     const char *task_name;
     const char *given_address;
+    const char *ca_path, *certificate_path, *key_path; /* with given_address: all three, or none */
     int64_t timeout_ns;
     const char *protocol; /* for a client, instead of the configuration's; NULL: that, or auto */
     /* Known after tl_target_resolve. */
     char name[TL_MAX_NAME_BYTES]; /* "" with --address, until tl_target_identify */
     char address[TL_MAX_ADDRESS_BYTES];
-    struct tl_config *config; /* NULL with --address */
+    struct tl_config *config; /* with --address what the flags say of TLS; NULL: nothing */
 };
 
 /* What a target is before its flags are read. */
@@ -42,6 +43,9 @@ struct tl_target {
      "FILE",         "the cluster's JSON file, - for standard input; without it TF_CONFIG"},                           \
         {preposition, 0, TL_OPTION_TEXT, &(target)->task_name, "TASK", "the worker, as /job:ps/task:0 or ps:0"},       \
         {"address", 'a', TL_OPTION_TEXT, &(target)->given_address, "HOST:PORT", "the worker, without a cluster"},      \
+        {"tls-ca-cert", 0, TL_OPTION_TEXT, &(target)->ca_path, "FILE", "trusted authorities, with --address"},         \
+        {"tls-client-cert", 0, TL_OPTION_TEXT, &(target)->certificate_path, "FILE", "our certificate, likewise"},      \
+        {"tls-client-key", 0, TL_OPTION_TEXT, &(target)->key_path, "FILE", "its key, likewise"},                       \
     {                                                                                                                  \
         "timeout", 0, TL_OPTION_DURATION, &(target)->timeout_ns, "DURATION",                                           \
             "give up when nothing has moved for that long (60s)"                                                       \

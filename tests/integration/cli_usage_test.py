@@ -86,6 +86,10 @@ class Usage(cli_support.Case):
         self.assert_error(2, "--address stands alone", "ls", "--address", "a:1", "--config", config)
         self.assert_error(2, "--address: ", "ls", "--address", "::1:4000")
         self.assert_error(2, "port 0", "ls", "--address", "localhost:0")
+        self.assert_error(2, "belong together", "ls", "--address", "localhost:1", "--tls-ca-cert", "ca.pem")
+        self.assert_error(2, "belong to --address", "ls", "--config", config, "--tls-ca-cert", "ca.pem")
+        self.assert_error(1, "cannot open ca.pem", "ls", "--address", "localhost:1", "--tls-ca-cert", "ca.pem",
+                          "--tls-client-cert", "client.pem", "--tls-client-key", "client.key")
         self.assert_error(2, "unexpected argument", "serve", "x")
         self.assert_error(2, "unexpected argument", "up", "x", "--config", config)
         self.assert_error(2, "must be one", "up", "--config", "-")
