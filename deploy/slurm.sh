@@ -16,11 +16,17 @@
 # too. With TENSORLANE_PS=0 all are workers.
 #
 # TENSORLANE_SETTINGS   a cluster.json whose settings are kept, only its "cluster" is replaced; relative paths in
-#                       "publish" and "local.socket_folder" start in the folder of this file; default: no settings
+#                       "publish", "local.socket_folder" and "security.tls" start in the folder of this file; default:
+#                       no settings
 # TENSORLANE_PORT       port of ps, worker has the next one; default 4000
 # TENSORLANE_PROGRAM    default tensorlane
 # TENSORLANE_WAIT       seconds until all must be healthy; default 120
 # TENSORLANE_DIR        where cluster.json is written, seen by all nodes; default: where sbatch was called
+#
+# With certificates: a certificate names a task and no host, so that those of all tasks can be made before there is an
+# allocation: "tensorlane cert init", "tensorlane cert issue --name ps:0 --name worker:0 ... --name client", in a folder
+# that all nodes see. With {name} in "security.tls" of TENSORLANE_SETTINGS each task takes its own. client.pem is for
+# this script and the command beside the workers.
 #
 # Failure modes: a worker that does not become healthy or ends early ends the job with its status, after its log and the
 # table of `tensorlane health`; a signal stops the workers first.
@@ -95,6 +101,9 @@ def resolve(value):
     # An empty name means that there is no folder.
     if isinstance(value.get("socket_folder"), str) and value["socket_folder"]:
         value["socket_folder"] = os.path.join(folder, value["socket_folder"])
+    if isinstance(value.get("tls"), dict):
+        value["tls"].update({name: os.path.join(folder, file) for name, file in value["tls"].items()
+                             if name in ("ca", "certificate", "key", "crl") and isinstance(file, str) and file})
     for each in value.values():
         resolve(each)
 

@@ -116,6 +116,14 @@ class Slurm(unittest.TestCase):
         self.assertEqual(cluster["tasks"]["/job:ps/task:0"]["local"],
                          {"socket_folder": str(self.folder / "there/first")})
 
+    def test_certificates_are_relative_to_the_settings(self):
+        (self.folder / "there").mkdir()
+        path = self.folder / "there/settings.json"
+        tls = {"ca": "ca.pem", "certificate": "/etc/{name}.pem", "key": "{name}.key", "crl": "", "min_version": "1.3"}
+        path.write_text(json.dumps({"cluster": {}, "security": {"tls": tls}}), encoding="utf-8")
+        self.assertEqual(self.cluster(nodes="a,b", TENSORLANE_SETTINGS=str(path))["security"]["tls"],
+                         {**tls, "ca": str(self.folder / "there/ca.pem"), "key": str(self.folder / "there/{name}.key")})
+
     def test_settings_that_cannot_be_read(self):
         nowhere = self.folder / "nowhere.json"
         self.assert_refused(f"slurm.sh: TENSORLANE_SETTINGS={nowhere}: No such file", TENSORLANE_SETTINGS=str(nowhere))
@@ -155,6 +163,24 @@ class Slurm(unittest.TestCase):
             with socket.socket() as listener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind(address)
+
+    def test_workers_with_certificates_that_were_made_before(self):
+        certs = self.folder / "there/certs"
+        certs.parent.mkdir()
+        settings = certs.parent / "settings.json"
+        tls = {"ca": "certs/ca.pem", "certificate": "certs/{name}.pem", "key": "certs/{name}.key"}
+        settings.write_text(json.dumps({"cluster": {}, "security": {
+            "tls": tls, "allow": [{"who": ["any"], "what": ["read", "peers"]}]}}), encoding="utf-8")
+        for arguments in (["init"], ["issue", *(f"--name={name}" for name in ("ps:0", "worker:0", "client"))]):
+            subprocess.run([PROGRAM, "cert", *arguments, "-o", certs], check=True, capture_output=True)
+        seen = self.folder / "seen.json"
+        result = self.run_script("bash", "-c", f'"{PROGRAM}" health --config {{}} --json > {seen}',
+                                 nodes="127.0.0.1,127.0.0.2", TENSORLANE_PORT=str(free_port_pair()),
+                                 TENSORLANE_SETTINGS=str(settings))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        workers = json.loads(seen.read_text(encoding="utf-8"))["workers"]
+        self.assertEqual([worker["healthy"] for worker in workers], [True, True])
+        self.assertNotIn("authenticates nobody", result.stdout + result.stderr)
 
     def test_workers_that_cannot_start_end_the_job(self):
         with socket.socket() as taken:
