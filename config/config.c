@@ -24,7 +24,6 @@
 /* More names than these are not searched for the nearest. */
 #define MAX_NAMES 256
 /* Holds a job's name and a task's index. */
-#define NAME_BYTES 320
 
 enum tl_status tl_config_create(const char *source, struct tl_config **ret_config, struct tl_error *ret_error)
 {
@@ -117,6 +116,21 @@ enum tl_status tl_config_apply_layers(struct tl_config *config, struct tl_json_d
 
 /* ----------------------------------------------------------------------------------------------------- parsing -- */
 
+/* Checks that a configuration without tasks has none. */
+static enum tl_status refuse_tasks(const struct tl_json_value *root, struct tl_error *ret_error)
+{
+    static const char *const names[] = {"cluster", "jobs"};
+    struct tl_json_value value;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (!tl_json_member(root, names[i], &value)) continue;
+        return tl_json_fail(&value, TL_INVALID_ARGUMENT, ret_error,
+                            "a worker that is opened with an address belongs to no cluster; remove \"%s\", or open the "
+                            "worker with job and task in place of the address",
+                            names[i]);
+    }
+    return TL_OK;
+}
+
 static enum tl_status build_tasks(struct tl_config *config, const struct tl_json_value *root, const char *folder,
                                   const struct tl_settings_layer *top, struct tl_error *ret_error)
 {
@@ -124,6 +138,7 @@ static enum tl_status build_tasks(struct tl_config *config, const struct tl_json
     struct tl_json_value cluster = {.json = NULL}, jobs;
     enum tl_status status;
     memory->top = top;
+    if (memory->is_alone) return tl_json_collect(root->doc, refuse_tasks(root, ret_error), ret_error);
     if (tl_json_member(root, "cluster", &cluster)) {
         status = tl_config_read_cluster(config, &cluster, false, top, ret_error);
     } else {
@@ -172,16 +187,17 @@ static enum tl_status first_error(struct tl_config_errors *errors, struct tl_err
     return tl_error_copy(ret_error, &errors->items[0].error);
 }
 
-enum tl_status tl_config_parse_all_errors(const char *text, size_t len_bytes, const char *source, const char *folder,
-                                          struct tl_config **ret_config, struct tl_config_errors *ret_errors,
-                                          struct tl_error *ret_error)
+enum tl_status tl_config_parse_source(const struct tl_config_source *source, struct tl_config **ret_config,
+                                      struct tl_config_errors *ret_errors, struct tl_error *ret_error)
 {
     struct tl_config *config;
     struct tl_json_doc doc;
     if (ret_errors) *ret_errors = (struct tl_config_errors){0};
-    enum tl_status status = tl_config_create(source, &config, ret_error);
+    enum tl_status status = tl_config_create(source->name, &config, ret_error);
     if (status != TL_OK) return status;
-    status = tl_json_doc_open(&doc, text, len_bytes, config->source, ret_error);
+    tl_config_private(config)->is_alone = source->is_alone;
+    const char *folder = source->folder;
+    status = tl_json_doc_open(&doc, source->text, source->len_bytes, config->source, ret_error);
     if (status == TL_OK) {
         doc.errors = ret_errors;
         status = tl_json_collect(&doc, build(config, &doc, folder, ret_error), ret_error);
@@ -197,10 +213,25 @@ enum tl_status tl_config_parse_all_errors(const char *text, size_t len_bytes, co
     return TL_OK;
 }
 
+enum tl_status tl_config_parse_all_errors(const char *text, size_t len_bytes, const char *source, const char *folder,
+                                          struct tl_config **ret_config, struct tl_config_errors *ret_errors,
+                                          struct tl_error *ret_error)
+{
+    const struct tl_config_source from = {.name = source, .folder = folder, .text = text, .len_bytes = len_bytes};
+    return tl_config_parse_source(&from, ret_config, ret_errors, ret_error);
+}
+
 enum tl_status tl_config_parse(const char *text, size_t len_bytes, const char *source, const char *folder,
                                struct tl_config **ret_config, struct tl_error *ret_error)
 {
     return tl_config_parse_all_errors(text, len_bytes, source, folder, ret_config, NULL, ret_error);
+}
+
+enum tl_status tl_config_parse_settings(const char *text, size_t len_bytes, const char *source,
+                                        struct tl_config **ret_config, struct tl_error *ret_error)
+{
+    const struct tl_config_source from = {.name = source, .text = text, .len_bytes = len_bytes, .is_alone = true};
+    return tl_config_parse_source(&from, ret_config, NULL, ret_error);
 }
 
 /* --------------------------------------------------------------------------------------------------- searching -- */
@@ -226,25 +257,24 @@ enum tl_status tl_config_find_task(const struct tl_config *config, const char *j
     return TL_OK;
 }
 
-/* Splits "/job:ps/task:0" or "ps:0". */
-static bool split_name(const char *name, char job[NAME_BYTES], uint32_t *ret_index)
+bool tl_config_split_name(const char *name, char ret_job[TL_CONFIG_JOB_BYTES], uint32_t *ret_index)
 {
     bool is_long = strncmp(name, "/job:", 5) == 0;
     const char *separator = is_long ? "/task:" : ":";
     const char *start = is_long ? name + 5 : name;
     const char *end = strstr(start, separator);
-    if (!end || end == start || (size_t)(end - start) >= NAME_BYTES) return false;
+    if (!end || end == start || (size_t)(end - start) >= TL_CONFIG_JOB_BYTES) return false;
     if (!tl_cluster_parse_index(end + strlen(separator), ret_index)) return false;
-    *(char *)mempcpy(job, start, (size_t)(end - start)) = '\0';
+    *(char *)mempcpy(ret_job, start, (size_t)(end - start)) = '\0';
     return true;
 }
 
 enum tl_status tl_config_find_name(const struct tl_config *config, const char *name,
                                    const struct tl_config_task **ret_task, struct tl_error *ret_error)
 {
-    char job[NAME_BYTES], quoted[TL_QUOTE_BYTES], text[TL_ERROR_MESSAGE_BYTES / 2];
+    char job[TL_CONFIG_JOB_BYTES], quoted[TL_QUOTE_BYTES], text[TL_ERROR_MESSAGE_BYTES / 2];
     uint32_t index;
-    if (split_name(name, job, &index)) return tl_config_find_task(config, job, index, ret_task, ret_error);
+    if (tl_config_split_name(name, job, &index)) return tl_config_find_task(config, job, index, ret_task, ret_error);
     const char *names[MAX_NAMES];
     size_t count = 0;
     for (; count < config->task_count && count < MAX_NAMES; count++) {

@@ -48,6 +48,13 @@ enum tl_status tl_config_read(const char *path, struct tl_config **ret_config, s
 enum tl_status tl_config_parse(const char *text, size_t len_bytes, const char *source, const char *folder,
                                struct tl_config **ret_config, struct tl_error *ret_error) TL_MUST_USE;
 
+/* The same for a worker that belongs to no cluster: a file, or a text, that has settings only.
+ * Errors: as above; TL_INVALID_ARGUMENT: there is "cluster" or "jobs". */
+enum tl_status tl_config_read_settings(const char *path, struct tl_config **ret_config,
+                                       struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_config_parse_settings(const char *text, size_t len_bytes, const char *source,
+                                        struct tl_config **ret_config, struct tl_error *ret_error) TL_MUST_USE;
+
 /* The environment variable TF_CONFIG; NULL when it is not set, or empty. */
 const char *tl_config_tf_text(void);
 
@@ -107,6 +114,10 @@ enum tl_status tl_config_find_task(const struct tl_config *config, const char *j
                                    const struct tl_config_task **ret_task, struct tl_error *ret_error) TL_MUST_USE;
 enum tl_status tl_config_find_name(const struct tl_config *config, const char *name,
                                    const struct tl_config_task **ret_task, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Splits "/job:ps/task:0" or "ps:0". False: it is neither. */
+#define TL_CONFIG_JOB_BYTES 320
+bool tl_config_split_name(const char *name, char ret_job[TL_CONFIG_JOB_BYTES], uint32_t *ret_index);
 
 /* One effective value and where it came from, as `tensorlane config show` prints it. */
 struct tl_config_value {

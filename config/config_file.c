@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "config/config.h"
+#include "config/config_private.h"
 #include "config/json_doc.h"
 
 #define FIRST_BYTES ((size_t)16384)
@@ -62,8 +63,8 @@ static bool folder_of(const char *path, char **ret_folder)
     return *ret_folder != NULL;
 }
 
-enum tl_status tl_config_read_all_errors(const char *path, struct tl_config **ret_config,
-                                         struct tl_config_errors *ret_errors, struct tl_error *ret_error)
+static enum tl_status read_file(const char *path, bool is_alone, struct tl_config **ret_config,
+                                struct tl_config_errors *ret_errors, struct tl_error *ret_error)
 {
     if (ret_errors) ret_errors->count = 0;
     bool is_stdin = strcmp(path, "-") == 0;
@@ -77,12 +78,27 @@ enum tl_status tl_config_read_all_errors(const char *path, struct tl_config **re
     if (!is_stdin) close(fd);
     if (status == TL_OK && !is_stdin && !folder_of(path, &folder)) status = tl_json_no_memory(source, ret_error);
     if (status == TL_OK) {
-        status = tl_config_parse_all_errors(contents.text, contents.len_bytes, source, folder, ret_config, ret_errors,
-                                            ret_error);
+        const struct tl_config_source from = {.name = source,
+                                              .folder = folder,
+                                              .text = contents.text,
+                                              .len_bytes = contents.len_bytes,
+                                              .is_alone = is_alone};
+        status = tl_config_parse_source(&from, ret_config, ret_errors, ret_error);
     }
     free(folder);
     free(contents.text);
     return status;
+}
+
+enum tl_status tl_config_read_all_errors(const char *path, struct tl_config **ret_config,
+                                         struct tl_config_errors *ret_errors, struct tl_error *ret_error)
+{
+    return read_file(path, false, ret_config, ret_errors, ret_error);
+}
+
+enum tl_status tl_config_read_settings(const char *path, struct tl_config **ret_config, struct tl_error *ret_error)
+{
+    return read_file(path, true, ret_config, NULL, ret_error);
 }
 
 enum tl_status tl_config_read(const char *path, struct tl_config **ret_config, struct tl_error *ret_error)

@@ -19,7 +19,21 @@ struct tl_config_private {
     const char **addresses;                  /* [task_count]: the addresses as JSON */
     struct tl_security_files *files;         /* [task_count + 1]: those of each task, and of a process that is none */
     const struct tl_settings_layer *top; /* for processes that are no tasks: a client peer, and an evaluator as self */
+    bool is_alone;                       /* there is neither "cluster" nor "jobs" */
 };
+
+/* Where a configuration is read from. */
+struct tl_config_source {
+    const char *name;   /* for messages */
+    const char *folder; /* where relative paths start; NULL: the current one */
+    const char *text;
+    size_t len_bytes;
+    bool is_alone; /* as in tl_config_private */
+};
+
+/* Errors: as tl_config_parse. ret_errors NULL: only the first one is wanted. */
+enum tl_status tl_config_parse_source(const struct tl_config_source *source, struct tl_config **ret_config,
+                                      struct tl_config_errors *ret_errors, struct tl_error *ret_error) TL_MUST_USE;
 
 /* A configuration without tasks. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_config_create(const char *source, struct tl_config **ret_config,

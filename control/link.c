@@ -430,15 +430,17 @@ static enum tl_status start(struct tl_link *link, struct tl_error *ret_error)
                            &link->lookup, ret_error);
 }
 
-enum tl_status tl_link_open(struct tl_control *control, const char *address, const char *expected_name,
-                            const uint64_t *again, size_t again_count, const struct tl_link_events *events, void *owner,
+enum tl_status tl_link_open(struct tl_control *control, const struct tl_link_address *address, const uint64_t *again,
+                            size_t again_count, const struct tl_link_events *events, void *owner,
                             struct tl_link **ret_link, struct tl_error *ret_error)
 {
     struct tl_link *link = link_create(control, ret_error);
     if (link == NULL) return TL_RESOURCE_EXHAUSTED;
     link->is_ours = true;
-    snprintf(link->peer.address, sizeof(link->peer.address), "%s", address);
-    snprintf(link->expected_name, sizeof(link->expected_name), "%s", expected_name != NULL ? expected_name : "");
+    link->peer.is_one_way = address->is_one_way;
+    snprintf(link->peer.address, sizeof(link->peer.address), "%s", address->address);
+    if (address->expected_name != NULL)
+        snprintf(link->expected_name, sizeof(link->expected_name), "%s", address->expected_name);
     tl_link_set_events(link, events, owner);
     enum tl_status status = TL_RESOURCE_EXHAUSTED;
     if (tl_numbers_push_all(&link->received, again, again_count)) {
@@ -550,6 +552,7 @@ void link_handshake_done(struct tl_link *link, const Tensorlane__V1__Hello *hell
     link->peer.cluster_digest = hello->cluster_digest;
     link->peer.serves_probes = hello->serves_probes != 0;
     link->peer.serves_subscriptions = hello->serves_subscriptions != 0;
+    if (!link->is_ours) link->peer.is_one_way = hello->is_one_way != 0;
     if (!link->is_ours && !is_admitted(link)) return;
     tl_timers_disarm(tl_loop_timers(control->loop), &link->handshake_timer);
     if (hello->host.len == TL_HOST_BYTES) memcpy(link->peer.host, hello->host.data, TL_HOST_BYTES);

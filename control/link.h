@@ -53,10 +53,16 @@ struct tl_link_events {
     void (*connection_message)(struct tl_link *link, const struct tl_connection_message *message);
 };
 
-/* Opens a link to "host:port". expected_name NULL: any worker. `again` are numbers of requests whose one-shot tensors
- * have arrived, which the peer is sent once more (NULL: none). */
-enum tl_status tl_link_open(struct tl_control *control, const char *address, const char *expected_name,
-                            const uint64_t *again, size_t again_count, const struct tl_link_events *events, void *owner,
+struct tl_link_address {
+    const char *address;       /* "host:port" */
+    const char *expected_name; /* NULL: any worker */
+    bool is_one_way;           /* the peer will not use the link for requests of its own */
+};
+
+/* Opens a link. `again` are numbers of requests whose one-shot tensors have arrived, which the peer is sent once more
+ * (NULL: none). */
+enum tl_status tl_link_open(struct tl_control *control, const struct tl_link_address *address, const uint64_t *again,
+                            size_t again_count, const struct tl_link_events *events, void *owner,
                             struct tl_link **ret_link, struct tl_error *ret_error) TL_MUST_USE;
 
 void tl_link_set_events(struct tl_link *link, const struct tl_link_events *events, void *owner);

@@ -49,6 +49,11 @@ uint64_t tl_worker_incarnation(const struct tl_worker *worker)
     return worker->self.incarnation;
 }
 
+const char *tl_worker_address(const struct tl_worker *worker)
+{
+    return worker->setup.address;
+}
+
 uint16_t tl_worker_port(const struct tl_worker *worker)
 {
     return worker->setup.port;

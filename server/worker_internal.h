@@ -19,6 +19,7 @@
 #include "control/control.h"
 #include "server/progress/progress.h"
 #include "server/progress/executor.h"
+#include "server/peers/added_peers.h"
 #include "server/probe_values.h"
 #include "server/transports/transports.h"
 #include "server/rendezvous/rendezvous.h"
@@ -42,6 +43,10 @@ struct tl_permissions;
 struct worker_setup {
     struct tl_config *config;
     const struct tl_config_task *task; /* NULL: the worker is a client and no member of the cluster */
+    struct tl_config_task own_task;    /* `task` of a worker that was opened with an address, without a cluster */
+    char own_name[TL_MAX_NAME_BYTES];  /* that of own_task, and its job */
+    char own_job[TL_CONFIG_JOB_BYTES];
+    char address[TL_MAX_ADDRESS_BYTES]; /* what peers dial; "": nothing */
     uint16_t port;
     int64_t opened_ns;
 };
@@ -62,8 +67,10 @@ struct worker_probing {
 
 /* Which peers are reachable, and which callers may connect. */
 struct worker_members {
-    struct tl_peer **peers; /* [peer_count], in the order of the configuration */
+    struct tl_peer **peers; /* [peer_count], in the order of the configuration; they stay */
     size_t peer_count;
+    struct tl_added_peers added;  /* the peers of tl_worker_add_peer */
+    struct tl_list removed_peers; /* list of struct tl_peer: those of them that something still refers to */
     /* [peer_network_count] networks from which members may connect (server/peers/admission.h) */
     struct tl_ip_network *peer_networks;
     size_t peer_network_count;
@@ -166,6 +173,8 @@ static inline void tl_worker_leave(struct tl_worker *worker)
 
 enum tl_status tl_peers_create(struct tl_worker *worker, struct tl_error *ret_error) TL_MUST_USE;
 void tl_peers_destroy(struct tl_worker *worker);
+/* The address of a worker without a cluster has its port now. */
+void tl_peers_address_known(struct tl_worker *worker);
 /* Connects to all peers if the configuration says so. */
 void tl_peers_start(struct tl_worker *worker);
 /* Ends all attempts to connect; the control transport closes the links. */
@@ -183,7 +192,14 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
 size_t tl_peers_find_breaking(const struct tl_worker *worker, const struct tl_peer **ret_peer,
                               const struct tl_data_connection **ret_connection);
 
-/* Returns NULL when there is no such peer. Thread: any; the set of peers does not change while the worker is open. */
+/* Returns the peer with this id, which tl_peer_release lets go of; NULL: there is none. Thread: any. */
+struct tl_peer *tl_peer_acquire(struct tl_worker *worker, tl_peer_id id);
+/* Adds a reference to a peer that the caller has one to. Thread: any. */
+void tl_peer_retain(struct tl_peer *peer);
+void tl_peer_release(struct tl_peer *peer); /* thread: any; NULL is accepted */
+/* Returns the task of the configuration with this name; NULL: there is none. Thread: any. */
+struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name);
+/* The same as tl_peer_acquire without a reference. Thread: the loop's owner. */
 struct tl_peer *tl_peer_by_id(const struct tl_worker *worker, tl_peer_id id);
 bool tl_peer_is_self(const struct tl_peer *peer);
 const char *tl_peer_name(const struct tl_peer *peer);
@@ -243,8 +259,9 @@ void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t numbe
 void tl_client_peer_add(struct tl_worker *worker, struct tl_link *link);
 /* Returns whether a client peer with another name or address has the same incarnation as this one. */
 bool tl_client_peer_has_incarnation(const struct tl_worker *worker, const struct tl_identity *who);
-/* Ends the links of client peers that have given this incarnation, which has turned out to be that of a member. */
-void tl_client_peers_evict(struct tl_worker *worker, uint64_t incarnation);
+/* Ends the links of client peers that have given this incarnation, which has turned out to be that of the member with
+ * this name; the member may have opened one-way links. */
+void tl_client_peers_evict(struct tl_worker *worker, const char *name, uint64_t incarnation);
 
 /* ------------------------------------------------------------------------------------------------------ source -- */
 
@@ -274,6 +291,10 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
 
 /* Ends every open operation that receives from a peer, or with `step` only those of that step. */
 void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const struct tl_error *status);
+/* Ends every open operation that receives from this peer. */
+void tl_ops_fail_receives_from(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
+/* Ends the subscriptions from this peer (NULL: all). */
+void tl_subscriptions_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
 /* Ends the members of groups that belong to the step and have not begun. Returns how many of them are sends. */
 uint64_t tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const struct tl_error *status);
 /* Forgets the sends whose memory is held only by receivers in this worker, which keep it after the worker was

@@ -8,6 +8,7 @@
  * transfers get until the deadline, those of the data plane first, since its paths live on links; then the table fails
  * what is left, every operation has completed, and the parts are freed.
  */
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +24,8 @@
 #include "base/struct_version.h"
 #include "base/text.h"
 #include "config/address.h"
+#include "config/cluster.h"
+#include "security/certificate_facts.h"
 #include "server/peers/permissions.h"
 #include "server/progress/completion_queue.h"
 #include "server/transfers/subscription.h"
@@ -35,9 +38,19 @@
 
 /* ----------------------------------------------------------------------------------------------------- opening -- */
 
+/* Settings without a cluster. */
+static enum tl_status read_settings(const struct tl_worker_options *options, struct tl_config **ret_config,
+                                    struct tl_error *ret_error)
+{
+    if (options->config_path != NULL) return tl_config_read_settings(options->config_path, ret_config, ret_error);
+    const char *text = options->config_json != NULL ? options->config_json : "{}";
+    return tl_config_parse_settings(text, strlen(text), "config_json", ret_config, ret_error);
+}
+
 static enum tl_status read_source(const struct tl_worker_options *options, struct tl_config **ret_config,
                                   struct tl_error *ret_error)
 {
+    if (options->address != NULL) return read_settings(options, ret_config, ret_error);
     if (options->config_path != NULL) return tl_config_read(options->config_path, ret_config, ret_error);
     if (options->config_json != NULL) {
         return tl_config_parse(options->config_json, strlen(options->config_json), "config_json", NULL, ret_config,
@@ -91,11 +104,74 @@ static uint64_t digest_cluster(const struct tl_config *config)
     return digest;
 }
 
+/* Chooses the name of a worker in no cluster: the program's, that of its certificate, or a random one. */
+static enum tl_status name_self(struct tl_worker *worker, const struct tl_worker_options *options,
+                                struct tl_error *ret_error)
+{
+    struct worker_setup *setup = &worker->setup;
+    const char *certificate = setup->config->client_settings.security.certificate;
+    uint32_t index = options->task;
+    if (options->job != NULL) {
+        if (!tl_cluster_is_job_name(options->job))
+            return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                                "\"%.64s\" is no job name; use 1 to %d letters, digits, '_', '.' and '-'", options->job,
+                                TL_JOB_NAME_BYTES - 1);
+        snprintf(setup->own_job, sizeof(setup->own_job), "%s", options->job);
+    } else if (certificate != NULL) {
+        struct tl_certificate_facts facts;
+        enum tl_status status = tl_certificate_facts_read(certificate, &facts, ret_error);
+        if (status != TL_OK) return status;
+        bool is_task = facts.name_error.code == TL_OK && facts.name.kind == TL_CERTIFICATE_MEMBER;
+        if (!is_task || !tl_config_split_name(facts.name.text, setup->own_job, &index))
+            return tl_error_set(
+                ret_error, TL_INVALID_ARGUMENT,
+                "%s is no certificate of a worker, whose name is spiffe://TRUST-DOMAIN/job/JOB/task/INDEX",
+                certificate);
+    } else {
+        snprintf(setup->own_job, sizeof(setup->own_job), "peer-%016" PRIx64, worker->self.incarnation);
+    }
+    setup->own_task.index = index;
+    snprintf(setup->own_name, sizeof(setup->own_name), "/job:%.*s/task:%" PRIu32, TL_JOB_NAME_BYTES - 1, setup->own_job,
+             index);
+    return TL_OK;
+}
+
+/* Makes the worker a task of its own, in no cluster. */
+static enum tl_status be_alone(struct tl_worker *worker, const struct tl_worker_options *options,
+                               struct tl_error *ret_error)
+{
+    struct worker_setup *setup = &worker->setup;
+    const struct tl_config *config = setup->config;
+    if (options->is_client)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a client does not listen, so that it has no address");
+    if (config->client_error.code != TL_OK) return tl_error_copy(ret_error, &config->client_error);
+    char canonical[TL_ADDRESS_BYTES];
+    enum tl_status status = tl_address_check(options->address, TL_ADDRESS_LISTEN, canonical, ret_error);
+    if (status != TL_OK) return status;
+    if (strncmp(canonical, "0.0.0.0:", 8) == 0 || strncmp(canonical, "[::]:", 5) == 0)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "no peer can dial %s; give an address of this host, and set \"listen\" to %s", canonical,
+                            canonical);
+    status = name_self(worker, options, ret_error);
+    if (status != TL_OK) return status;
+    snprintf(setup->address, sizeof(setup->address), "%s", canonical);
+    setup->own_task = (struct tl_config_task){.job = setup->own_job,
+                                              .index = setup->own_task.index,
+                                              .name = setup->own_name,
+                                              .address = setup->address,
+                                              .settings = config->client_settings};
+    setup->task = &setup->own_task;
+    worker->settings = config->client_settings;
+    snprintf(worker->self.name, sizeof(worker->self.name), "%s", setup->own_name);
+    return TL_OK;
+}
+
 /* Decides which task this process is, and its settings. */
 static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker_options *options,
                                 struct tl_error *ret_error)
 {
     const struct tl_config *config = worker->setup.config;
+    if (options->address != NULL) return be_alone(worker, options, ret_error);
     if (options->is_client) {
         if (config->client_error.code != TL_OK) return tl_error_copy(ret_error, &config->client_error);
         worker->settings = config->client_settings;
@@ -112,6 +188,8 @@ static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker
                             "%s does not say which task this process is; give job and task", config->source);
     }
     worker->settings = worker->setup.task->settings;
+    if (worker->setup.task->address != NULL)
+        snprintf(worker->setup.address, sizeof(worker->setup.address), "%s", worker->setup.task->address);
     snprintf(worker->self.name, sizeof(worker->self.name), "%s", worker->setup.task->name);
     worker->self.cluster_digest = digest_cluster(config);
     return TL_OK;
@@ -179,6 +257,18 @@ static enum tl_status create_permissions(struct tl_worker *worker, struct tl_err
                                  ret_error);
 }
 
+/* The kernel has chosen the port of a worker that was opened with port 0. */
+static void name_port(struct tl_worker *worker)
+{
+    struct worker_setup *setup = &worker->setup;
+    char host[TL_ADDRESS_BYTES];
+    uint16_t port;
+    if (tl_address_split(setup->address, host, sizeof(host), &port, NULL) != TL_OK || port != 0) return;
+    const char *format = strchr(host, ':') != NULL ? "[%s]:%u" : "%s:%u";
+    snprintf(setup->address, sizeof(setup->address), format, host, (unsigned)setup->port);
+    tl_peers_address_known(worker);
+}
+
 static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error)
 {
     if (worker->setup.task == NULL || worker->setup.task->address == NULL) return TL_OK;
@@ -186,6 +276,7 @@ static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error
     enum tl_status status = tl_troubles_start(worker->troubles, ret_error);
     if (status == TL_OK) status = tl_control_start(worker->control, listen, &worker->setup.port, ret_error);
     if (status != TL_OK) return status;
+    name_port(worker);
     check_listens(worker);
     tl_control_set_health(worker->control, "", TL_HEALTH_SERVING);
     tl_control_set_health(worker->control, "tensorlane.v1.Transfer", TL_HEALTH_SERVING);
@@ -342,7 +433,7 @@ static void begin_stop(struct tl_worker *worker, int64_t deadline_ns)
     worker->closing.stop_deadline_ns = deadline_ns;
     tl_peers_stop(worker);
     tl_ops_fail_receives(worker, NULL, &closed);
-    tl_subscriptions_end(worker, &closed);
+    tl_subscriptions_end(worker, NULL, &closed);
     tl_serving_close(&worker->serving);
     tl_control_set_health(worker->control, "", TL_HEALTH_NOT_SERVING);
     tl_transports_drain(worker, deadline_ns, stop_control, worker);

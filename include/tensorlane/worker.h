@@ -58,6 +58,12 @@ struct tl_worker_options {
     bool is_client; /* not a member of the cluster: it does not listen, sends only to itself, receives from all peers,
                        and has the settings of the configuration's top level */
     enum tl_progress progress;
+    uint32_t unused;     /* ignored; what follows begins where the struct of older programs ends */
+    const char *address; /* not NULL: the worker belongs to no cluster, and is at this address, "host:port", which
+                            peers dial; port 0: any that is free. The configuration has settings alone, or there is
+                            none; its setting "listen" binds elsewhere. It is called job and task, or when job is NULL
+                            as its certificate says, or without one by a random name. Peers come by
+                            tl_worker_add_peer; any worker may receive from it */
 };
 
 /* Opens a worker: reads and checks the configuration, listens, publishes the configured files, starts.
@@ -79,6 +85,8 @@ TL_API void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns);
 TL_API const char *tl_worker_name(const struct tl_worker *worker);
 /* Returns the random number that was drawn when the worker was opened. */
 TL_API uint64_t tl_worker_incarnation(const struct tl_worker *worker);
+/* Returns the address that peers dial, "host:port", "" for a worker that none can dial; valid until close. */
+TL_API const char *tl_worker_address(const struct tl_worker *worker);
 /* Returns the port that it listens on, 0 for a client. */
 TL_API uint16_t tl_worker_port(const struct tl_worker *worker);
 
@@ -89,7 +97,8 @@ TL_API enum tl_status tl_worker_progress(struct tl_worker *worker, int64_t timeo
 
 /* ------------------------------------------------------------------------------------------------------- peers -- */
 
-/* A task of the cluster as this worker knows it; an id is never used again for another task. 0 is no peer. */
+/* A peer is a task of the cluster, or was added by tl_worker_add_peer. An id is never used again for another one. 0 is
+ * no peer. */
 typedef uint64_t tl_peer_id;
 
 enum tl_peer_state {
@@ -111,8 +120,27 @@ struct tl_peer_info {
     struct tl_error reason; /* why it is down; TL_OK otherwise */
 };
 
+/* Adds a worker that no configuration names, by the address that it is dialled at, "host:port". Nothing is connected
+ * until something is asked of it (or tl_worker_wait_for_peers). name: "/job:ps/task:0", any other worker that answers
+ * there is refused; NULL: any worker, which is called by its address until it has answered, and then by its name.
+ * incarnation: that of the process that is meant (tl_worker_incarnation); when another one answers at that address, all
+ * that is asked of the peer ends with TL_UNAVAILABLE, then and later; 0: any, a peer that restarts is the same peer.
+ * A peer that was added before with the same address, name and incarnation is returned again, and so is a task of the
+ * configuration. The worker that is added needs to know nothing of this one, and may add it as well.
+ * Errors: TL_INVALID_ARGUMENT: the address or the name is none. TL_ALREADY_EXISTS: the name is that of a peer with
+ * another address. TL_RESOURCE_EXHAUSTED: no memory. */
+TL_API enum tl_status tl_worker_add_peer(struct tl_worker *worker, const char *address, const char *name,
+                                         uint64_t incarnation, tl_peer_id *ret_peer,
+                                         struct tl_error *ret_error) TL_MUST_USE;
+
+/* Removes a peer that was added. Operations that receive from it, subscriptions too, complete with TL_CANCELLED, soon;
+ * the connection ends, and its memory is given back when nothing writes it any more.
+ * Errors: TL_NOT_FOUND: no such peer. TL_FAILED_PRECONDITION: a task of the configuration, or the worker itself. */
+TL_API enum tl_status tl_worker_remove_peer(struct tl_worker *worker, tl_peer_id peer,
+                                            struct tl_error *ret_error) TL_MUST_USE;
+
 /* Finds the peer with this name ("/job:ps/task:0"), which may be the worker itself.
- * Errors: TL_NOT_FOUND: no such task, naming the nearest. */
+ * Errors: TL_NOT_FOUND: no such peer, naming the nearest task. */
 TL_API enum tl_status tl_worker_find_peer(struct tl_worker *worker, const char *name, tl_peer_id *ret_peer,
                                           struct tl_error *ret_error) TL_MUST_USE;
 
@@ -123,10 +151,10 @@ TL_API size_t tl_worker_peers(struct tl_worker *worker, tl_peer_id *ret_peers, s
 TL_API enum tl_status tl_worker_peer_info(struct tl_worker *worker, tl_peer_id peer, struct tl_peer_info *ret_info,
                                           struct tl_error *ret_error) TL_MUST_USE;
 
-/* Connects to the peers (peers NULL: all of the cluster) and waits until at least min_count of them are up at the same
- * time (0: all).
- * Errors: TL_DEADLINE_EXCEEDED: naming one that is not up and why. TL_NOT_FOUND: no such peer. TL_CANCELLED: the worker
- * was closed. Blocks: yes. */
+/* Connects to the peers (peers NULL: all) and waits until at least min_count of them are up at the same time (0: all).
+ * Errors: TL_DEADLINE_EXCEEDED: naming one that is not up and why. TL_NOT_FOUND: no such peer, or too many of them were
+ * removed meanwhile. TL_UNAVAILABLE: another process answers where one of a certain incarnation is meant.
+ * TL_CANCELLED: the worker was closed. Blocks: yes. */
 TL_API enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const tl_peer_id *peers, size_t count,
                                                size_t min_count, int64_t timeout_ns,
                                                struct tl_error *ret_error) TL_MUST_USE;

@@ -76,13 +76,14 @@ bool tl_client_peer_has_incarnation(const struct tl_worker *worker, const struct
     return false;
 }
 
-void tl_client_peers_evict(struct tl_worker *worker, uint64_t incarnation)
+void tl_client_peers_evict(struct tl_worker *worker, const char *name, uint64_t incarnation)
 {
     struct tl_error reason;
     TL_LIST_FOREACH(&worker->members.client_peers, place)
     {
         struct tl_link *link = TL_CONTAINER_OF(place, struct client_peer, place)->link;
-        if (tl_link_peer(link)->incarnation != incarnation) continue;
+        const struct tl_identity *who = tl_link_peer(link);
+        if (who->incarnation != incarnation || (who->is_one_way && strcmp(who->name, name) == 0)) continue;
         tl_error_set(&reason, TL_UNAVAILABLE, "the incarnation belongs to a member of the cluster");
         tl_link_close(link, &reason);
     }

@@ -7,7 +7,7 @@
  * waits while one is being set up for the first time, and takes the link when none can be used. Where "rdma": "require"
  * forbids the link, it fails with the reason.
  *
- * Members are added one by one (add_member); the configuration is their only source so far.
+ * The tasks of the configuration are peers for as long as the worker is open. What a program adds is in added_peer.c.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,6 +58,21 @@ static void not_subscribed(struct tl_closure *closure)
                  request->peer->name, request->fetch.key);
     request->fetch.is_final = true;
     request->fetch.ops->done(&request->fetch, &error);
+}
+
+static void peer_is_gone(struct tl_closure *closure)
+{
+    struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, closure);
+    request->fetch.is_final = true;
+    request->fetch.ops->done(&request->fetch, &request->peer->added->gone);
+}
+
+/* Refuses a request to a peer that was removed, or whose process is gone for ever. */
+static void refuse_gone(struct tl_peer_request *request)
+{
+    request->carrier = TL_CARRIER_REFUSAL;
+    request->closure.run = peer_is_gone;
+    tl_loop_defer(request->peer->worker->loop, &request->closure);
 }
 
 /* Refuses a subscription to a peer that would take its requests for others. */
@@ -159,6 +174,10 @@ void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request)
     request->peer = peer;
     request->carrier = TL_CARRIER_NONE;
     request->path_reason = "";
+    if (peer->added != NULL && peer->added->gone.code != TL_OK) {
+        refuse_gone(request);
+        return;
+    }
     tl_list_push_back(&peer->requests, &request->closure.link);
     if (peer->links.link != NULL && tl_link_is_up(peer->links.link)) {
         tl_peer_send_waiting(peer);
@@ -224,65 +243,93 @@ static const struct tl_data_connection_events data_connection_events = {.changed
 
 /* ----------------------------------------------------------------------------------------------------- members -- */
 
-static enum tl_status add_member(struct tl_worker *worker, const char *name, const char *address,
-                                 struct tl_error *ret_error)
+struct tl_peer *tl_peer_create(struct tl_worker *worker, const char *name, const char *address)
 {
     struct tl_peer *peer = calloc(1, sizeof(*peer));
-    if (peer == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peer %s", name);
+    if (peer == NULL) return NULL;
     peer->worker = worker;
     snprintf(peer->name, sizeof(peer->name), "%s", name);
     snprintf(peer->address, sizeof(peer->address), "%s", address);
-    enum tl_status status = tl_origin_init(&peer->origin, address, ret_error);
-    if (status != TL_OK) {
-        free(peer);
-        return status;
-    }
     peer->is_self = strcmp(name, worker->self.name) == 0;
+    if (peer->is_self) peer->incarnation = worker->self.incarnation;
     tl_peer_link_init(peer);
     tl_data_connections_init(&peer->data, worker, peer->name, &data_connection_events, peer);
-    if (peer->is_self) peer->incarnation = worker->self.incarnation;
     tl_list_init(&peer->requests);
     tl_list_init(&peer->round_closure.link);
     peer->round_closure.run = next_round;
+    return peer;
+}
+
+void tl_peer_destroy(struct tl_peer *peer)
+{
+    tl_data_connections_end(&peer->data);
+    TL_CHECK(tl_list_is_empty(&peer->requests) && peer->links.link == NULL && peer->links.opening == NULL);
+    tl_timers_disarm(tl_loop_timers(peer->worker->loop), &peer->links.back_off);
+    tl_list_remove(&peer->round_closure.link);
+    tl_origin_fini(&peer->origin);
+    tl_numbers_fini(&peer->received);
+    tl_numbers_fini(&peer->given_up);
+    free(peer->added);
+    free(peer);
+}
+
+static enum tl_status add_member(struct tl_worker *worker, const char *name, const char *address,
+                                 struct tl_error *ret_error)
+{
+    struct tl_peer *peer = tl_peer_create(worker, name, address);
+    if (peer == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peer %s", name);
+    enum tl_status status = tl_origin_init(&peer->origin, address, ret_error);
+    if (status != TL_OK) {
+        tl_peer_destroy(peer);
+        return status;
+    }
     size_t index = worker->members.peer_count++;
     worker->members.peers[index] = peer;
-    /* The upper half is a generation, so that the id of a removed member never names its successor. */
+    /* The upper half is a generation, so that the id of a removed peer never names its successor. */
     peer->id = (UINT64_C(1) << 32) | (index + 1);
     return TL_OK;
 }
 
+static enum tl_status add_members(struct tl_worker *worker, struct tl_error *ret_error)
+{
+    const struct worker_setup *setup = &worker->setup;
+    if (setup->task == &setup->own_task) return add_member(worker, setup->own_name, setup->address, ret_error);
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; status == TL_OK && i < setup->config->task_count; i++) {
+        const struct tl_config_task *task = &setup->config->tasks[i];
+        status = add_member(worker, task->name, task->address, ret_error);
+    }
+    return status;
+}
+
 enum tl_status tl_peers_create(struct tl_worker *worker, struct tl_error *ret_error)
 {
-    size_t count = worker->setup.config->task_count;
+    size_t count = worker->setup.config->task_count + 1; /* a worker without a cluster is a peer of itself */
+    tl_list_init(&worker->members.removed_peers);
     enum tl_status status = tl_admission_init(worker, ret_error);
     if (status != TL_OK) return status;
-    worker->members.peers = calloc(count > 0 ? count : 1, sizeof(*worker->members.peers));
+    worker->members.peers = calloc(count, sizeof(*worker->members.peers));
     if (worker->members.peers == NULL) {
         tl_admission_fini(worker);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu peers", count);
     }
-    for (size_t i = 0; i < count; i++) {
-        const struct tl_config_task *task = &worker->setup.config->tasks[i];
-        status = add_member(worker, task->name, task->address, ret_error);
-        if (status != TL_OK) return status;
-    }
-    return TL_OK;
+    enum tl_status added = add_members(worker, ret_error);
+    tl_added_peers_init(&worker->members.added, worker->members.peer_count);
+    return added;
+}
+
+void tl_peers_address_known(struct tl_worker *worker)
+{
+    struct tl_peer *self = worker->members.peers[0];
+    snprintf(self->address, sizeof(self->address), "%s", worker->setup.address);
 }
 
 void tl_peers_destroy(struct tl_worker *worker)
 {
     tl_prober_fini(worker);
-    for (size_t i = 0; i < worker->members.peer_count; i++) {
-        struct tl_peer *peer = worker->members.peers[i];
-        tl_data_connections_end(&peer->data);
-        TL_CHECK(tl_list_is_empty(&peer->requests) && peer->links.link == NULL && peer->links.opening == NULL);
-        tl_timers_disarm(tl_loop_timers(worker->loop), &peer->links.back_off);
-        tl_list_remove(&peer->round_closure.link);
-        tl_origin_fini(&peer->origin);
-        tl_numbers_fini(&peer->received);
-        tl_numbers_fini(&peer->given_up);
-        free(peer);
-    }
+    tl_added_peers_destroy(worker);
+    for (size_t i = 0; i < worker->members.peer_count; i++)
+        tl_peer_destroy(worker->members.peers[i]);
     free(worker->members.peers);
     tl_admission_fini(worker);
 }
@@ -298,10 +345,9 @@ void tl_peers_start(struct tl_worker *worker)
 
 void tl_peers_stop(struct tl_worker *worker)
 {
-    for (size_t i = 0; i < worker->members.peer_count; i++) {
-        struct tl_peer *peer = worker->members.peers[i];
+    struct tl_peer *peer;
+    for (size_t place = 0; (peer = tl_peers_next(worker, &place)) != NULL;)
         tl_timers_disarm(tl_loop_timers(worker->loop), &peer->links.back_off);
-    }
     tl_peer_check_waits(worker);
     tl_prober_stop(worker);
 }
@@ -314,11 +360,40 @@ struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name
     return NULL;
 }
 
-struct tl_peer *tl_peer_by_id(const struct tl_worker *worker, tl_peer_id id)
+/* A task of the configuration; NULL: it is none. Thread: any. */
+static struct tl_peer *configured_by_id(const struct tl_worker *worker, tl_peer_id id)
 {
     uint64_t index = (id & UINT32_MAX) - 1;
     if (index >= worker->members.peer_count || worker->members.peers[index]->id != id) return NULL;
     return worker->members.peers[index];
+}
+
+struct tl_peer *tl_peer_by_id(const struct tl_worker *worker, tl_peer_id id)
+{
+    struct tl_peer *peer = configured_by_id(worker, id);
+    const struct tl_added *added = peer == NULL ? tl_added_peers_by_id(&worker->members.added, id) : NULL;
+    return added != NULL ? added->peer : peer;
+}
+
+struct tl_peer *tl_peer_acquire(struct tl_worker *worker, tl_peer_id id)
+{
+    struct tl_peer *peer = configured_by_id(worker, id);
+    if (peer != NULL) return peer;
+    tl_added_peers_lock(&worker->members.added);
+    const struct tl_added *added = tl_added_peers_by_id(&worker->members.added, id);
+    if (added != NULL) tl_peer_retain(peer = added->peer);
+    tl_added_peers_unlock(&worker->members.added);
+    return peer;
+}
+
+struct tl_peer *tl_peers_next(const struct tl_worker *worker, size_t *place)
+{
+    size_t count = worker->members.peer_count;
+    if (*place < count) return worker->members.peers[(*place)++];
+    size_t slot = *place - count;
+    const struct tl_added *added = tl_added_peers_next(&worker->members.added, &slot);
+    *place = count + slot;
+    return added != NULL ? added->peer : NULL;
 }
 
 const char *tl_peer_transport(const struct tl_peer *peer)

@@ -32,7 +32,8 @@ struct tl_peer {
     char name[TL_MAX_NAME_BYTES];
     char address[TL_MAX_ADDRESS_BYTES];
     bool is_self;
-    uint64_t incarnation; /* 0: no handshake yet */
+    struct tl_added *added; /* NULL: a task of the configuration */
+    uint64_t incarnation;   /* 0: no handshake yet */
     uint64_t restart_count;
     struct tl_rivals
         rivals; /* the processes that have connected as this peer; rivals.latest is the one of incarnation */
@@ -48,8 +49,18 @@ struct tl_peer {
     struct tl_data_connections data; /* over links.link */
 };
 
+static inline bool tl_peer_is_removed(const struct tl_peer *peer)
+{
+    return peer->added != NULL && peer->added->is_removed;
+}
+
 /* peer.c */
-struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name);
+/* Returns the peers one after the other, those that were added too; NULL: there are no more. *place begins with 0. */
+struct tl_peer *tl_peers_next(const struct tl_worker *worker, size_t *place);
+/* Creates a peer that is not in a list yet. */
+struct tl_peer *tl_peer_create(struct tl_worker *worker, const char *name, const char *address);
+/* Frees a peer without links and requests. */
+void tl_peer_destroy(struct tl_peer *peer);
 /* Sends the requests that wait, as far as they can travel now: some hundred at once, and the others in later rounds, so
  * that other peers have their turn. */
 void tl_peer_send_waiting(struct tl_peer *peer);
@@ -57,8 +68,16 @@ void tl_peer_send_waiting(struct tl_peer *peer);
 const char *tl_peer_transport(const struct tl_peer *peer);
 const char *tl_peer_state_name(enum tl_peer_state state);
 
+/* added_peer.c */
+/* A link to an added peer is up. Returns false, and the link ends, when another process has answered than is meant. */
+bool tl_added_peer_knows(struct tl_peer *peer, const struct tl_identity *who, struct tl_error *ret_error);
+/* Frees all peers that were added. */
+void tl_added_peers_destroy(struct tl_worker *worker);
+
 /* peer_link.c */
 void tl_peer_link_init(struct tl_peer *peer);
+/* Ends the links to a peer that is not wanted any more. */
+void tl_peer_unlink(struct tl_peer *peer);
 /* Connects to a peer that is wanted, unless a back-off is under way. */
 void tl_peer_want(struct tl_peer *peer);
 /* Tells on the link in use which tensors have arrived, and which are not wanted any more. */

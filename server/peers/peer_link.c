@@ -49,6 +49,7 @@ static const struct tl_link_events link_events;
 static bool is_wanted(const struct tl_peer *peer)
 {
     if (peer->worker->closing.is_closing || peer->is_self) return false;
+    if (peer->added != NULL && peer->added->gone.code != TL_OK) return false;
     if (!tl_list_is_empty(&peer->requests) || peer->awaited > 0 || peer->is_eager) return true;
     return peer->received.count + peer->given_up.count > 0 && tl_clock_now_ns() < peer->received_until_ns;
 }
@@ -111,7 +112,9 @@ static void up(struct tl_peer *peer, const struct tl_error *reason)
 static void lost(struct tl_peer *peer, const struct tl_error *reason)
 {
     peer->links.reason = *reason;
-    if (reason->code == TL_OK) {
+    if (tl_peer_is_removed(peer)) {
+        TL_LOG_AT_INFO("peer removed", TL_STR("peer", peer->name));
+    } else if (reason->code == TL_OK) {
         peer->links.has_left = true;
         TL_LOG_AT_INFO("peer has closed its connection", TL_STR("peer", peer->name));
     } else {
@@ -125,7 +128,7 @@ static void absent(struct tl_peer *peer, const struct tl_error *reason)
     /* Messages alternate with how far an attempt came, so only another code is a change. */
     bool is_changed = links->failure_count == 0 || links->reason.code != reason->code;
     links->reason = *reason;
-    if (!peer->worker->closing.is_closing) log_absence(peer, reason, is_changed);
+    if (!peer->worker->closing.is_closing && !tl_peer_is_removed(peer)) log_absence(peer, reason, is_changed);
     links->is_retrying = is_wanted(peer);
     if (links->is_retrying) retry_later(peer);
     links->failure_count++;
@@ -251,8 +254,13 @@ static void connect_now(struct tl_peer *peer)
     tl_timers_disarm(tl_loop_timers(peer->worker->loop), &links->back_off);
     struct tl_numbers *received = &peer->received;
     struct tl_error error;
-    if (tl_link_open(peer->worker->control, peer->address, peer->name, tl_numbers_items(received), received->count,
-                     &link_events, peer, &links->opening, &error) == TL_OK) {
+    const struct tl_link_address address = {.address = peer->address,
+                                            .expected_name =
+                                                peer->added == NULL || peer->added->is_named ? peer->name : NULL,
+                                            .is_one_way = peer->added != NULL};
+    if (tl_link_open(peer->worker->control, &address, tl_numbers_items(received), received->count, &link_events, peer,
+                     &links->opening, &error) == TL_OK) {
+        tl_peer_retain(peer);
         tl_numbers_drop(received, received->count);
         handle(peer, LINK_EVENT_OPENING, NULL);
     } else {
@@ -278,7 +286,7 @@ static void note_incarnation(struct tl_peer *peer, uint64_t incarnation)
         tl_rendezvous_release_incarnation(peer->worker->table, peer->incarnation);
     }
     peer->incarnation = incarnation;
-    tl_client_peers_evict(peer->worker, incarnation);
+    if (peer->added == NULL) tl_client_peers_evict(peer->worker, peer->name, incarnation);
     tl_numbers_drop(&peer->received, peer->received.count);
     tl_numbers_drop(&peer->given_up, peer->given_up.count);
 }
@@ -370,13 +378,17 @@ static void use_link(struct tl_peer *peer, struct tl_link *link)
 static void link_opened(struct tl_link *link)
 {
     struct tl_peer *peer = tl_link_owner(link);
+    struct tl_error error;
+    if (peer->added != NULL && !tl_added_peer_knows(peer, tl_link_peer(link), &error)) {
+        tl_link_close(link, &error);
+        return;
+    }
     peer->links.opening = NULL;
     use_link(peer, link);
 }
 
-static void link_closed(struct tl_link *link, const struct tl_error *reason)
+static void note_end(struct tl_peer *peer, struct tl_link *link, const struct tl_error *reason)
 {
-    struct tl_peer *peer = tl_link_owner(link);
     struct peer_links *links = &peer->links;
     inherit_received(peer, link);
     if (link == links->opening) {
@@ -402,6 +414,21 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
     }
 }
 
+static void link_closed(struct tl_link *link, const struct tl_error *reason)
+{
+    struct tl_peer *peer = tl_link_owner(link);
+    note_end(peer, link, reason);
+    tl_peer_release(peer);
+}
+
+/* A link that is being opened ends when it is up (tl_added_peer_knows), or has failed: gRPC 1.51 loses the connection,
+ * and its descriptor, of a channel that is destroyed while it connects. */
+void tl_peer_unlink(struct tl_peer *peer)
+{
+    tl_timers_disarm(tl_loop_timers(peer->worker->loop), &peer->links.back_off);
+    if (peer->links.link != NULL) tl_link_drain(peer->links.link);
+}
+
 static void connection_message(struct tl_link *link, const struct tl_connection_message *message)
 {
     struct tl_peer *peer = tl_link_owner(link);
@@ -415,14 +442,15 @@ void tl_peers_link_up(struct tl_worker *worker, struct tl_link *link)
 {
     const struct tl_identity *identity = tl_link_peer(link);
     struct tl_peer *peer = identity->name[0] != '\0' ? tl_peer_by_name(worker, identity->name) : NULL;
-    if (peer == NULL) {
+    if (peer == NULL || identity->is_one_way) {
         tl_client_peer_add(worker, link);
-        if (identity->name[0] == '\0') return;
+        if (identity->name[0] == '\0' || identity->is_one_way) return;
         TL_LOG_AT_WARN("a worker that is not in the configuration has connected", TL_STR("peer", identity->name),
                        TL_STR("address", identity->address));
         return;
     }
     tl_link_set_events(link, &link_events, peer);
+    tl_peer_retain(peer);
     use_link(peer, link);
 }
 

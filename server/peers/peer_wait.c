@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Calls that wait for peers to be up, and the description of peers. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,14 +27,16 @@ struct tl_peer_wait {
 
 /* ------------------------------------------------------------------------------------------------------- waits -- */
 
+/* Returns how many are up. *ret_down: one that is not; NULL: there is none. */
 static size_t count_up(const struct tl_worker *worker, const struct tl_peer_wait *wait, const struct tl_peer **ret_down)
 {
     size_t up = 0;
+    *ret_down = NULL;
     for (size_t i = 0; i < wait->count; i++) {
         const struct tl_peer *peer = tl_peer_by_id(worker, wait->peers[i]);
-        if (peer->links.state == TL_PEER_UP) {
+        if (peer != NULL && peer->links.state == TL_PEER_UP) {
             up++;
-        } else {
+        } else if (peer != NULL) {
             *ret_down = peer;
         }
     }
@@ -44,8 +47,30 @@ static void wait_end(struct tl_peer_wait *wait)
 {
     const struct tl_worker *worker = wait->command.worker;
     tl_list_remove(&wait->link);
-    for (size_t i = 0; i < wait->count; i++)
-        tl_peer_by_id(worker, wait->peers[i])->awaited--;
+    for (size_t i = 0; i < wait->count; i++) {
+        struct tl_peer *peer = tl_peer_by_id(worker, wait->peers[i]);
+        if (peer != NULL) peer->awaited--;
+    }
+}
+
+/* Whether so many of its peers cannot come up any more that the wait fails, with this status. */
+static bool fails(struct tl_peer_wait *wait)
+{
+    size_t lost_count = 0;
+    struct tl_error reason = {.code = TL_OK};
+    for (size_t i = 0; i < wait->count; i++) {
+        const struct tl_peer *peer = tl_peer_by_id(wait->command.worker, wait->peers[i]);
+        if (peer != NULL && (peer->added == NULL || peer->added->gone.code == TL_OK)) continue;
+        lost_count++;
+        if (peer != NULL) reason = peer->added->gone;
+    }
+    if (wait->count - lost_count >= wait->min_count) return false;
+    if (reason.code == TL_OK) {
+        tl_error_set(&reason, TL_NOT_FOUND, "%zu of the %zu peers are no peers of this worker, or were removed",
+                     lost_count, wait->count);
+    }
+    wait->status = tl_error_copy(wait->ret_error, &reason);
+    return true;
 }
 
 void tl_peer_check_waits(struct tl_worker *worker)
@@ -56,7 +81,7 @@ void tl_peer_check_waits(struct tl_worker *worker)
         const struct tl_peer *down;
         wait->is_closed = worker->closing.is_closing;
         wait->is_met = count_up(worker, wait, &down) >= wait->min_count;
-        if (!wait->is_met && !wait->is_closed) continue;
+        if (!wait->is_met && !wait->is_closed && !fails(wait)) continue;
         wait_end(wait);
         tl_wait_done(&wait->done);
     }
@@ -64,10 +89,26 @@ void tl_peer_check_waits(struct tl_worker *worker)
 
 /* ------------------------------------------------------------------------------------------------------ public -- */
 
+/* Finds a peer that was added, or a worker without a cluster itself. */
+static bool find_unconfigured(struct tl_worker *worker, const char *name, tl_peer_id *ret_peer)
+{
+    char job[TL_CONFIG_JOB_BYTES], text[TL_MAX_NAME_BYTES];
+    uint32_t index;
+    if (!tl_config_split_name(name, job, &index)) return false;
+    snprintf(text, sizeof(text), "/job:%.128s/task:%" PRIu32, job, index);
+    const struct tl_peer *peer = tl_peer_by_name(worker, text);
+    tl_added_peers_lock(&worker->members.added);
+    const struct tl_added *added = tl_added_peers_by_name(&worker->members.added, text);
+    if (peer != NULL || added != NULL) *ret_peer = peer != NULL ? peer->id : added->id;
+    tl_added_peers_unlock(&worker->members.added);
+    return peer != NULL || added != NULL;
+}
+
 enum tl_status tl_worker_find_peer(struct tl_worker *worker, const char *name, tl_peer_id *ret_peer,
                                    struct tl_error *ret_error)
 {
     const struct tl_config_task *task;
+    if (find_unconfigured(worker, name, ret_peer)) return TL_OK;
     enum tl_status status = tl_config_find_name(worker->setup.config, name, &task, ret_error);
     if (status != TL_OK) return status;
     const struct tl_peer *peer = tl_peer_by_name(worker, task->name);
@@ -78,22 +119,27 @@ enum tl_status tl_worker_find_peer(struct tl_worker *worker, const char *name, t
 
 size_t tl_worker_peers(struct tl_worker *worker, tl_peer_id *ret_peers, size_t capacity)
 {
-    for (size_t i = 0; i < worker->members.peer_count && i < capacity; i++)
-        ret_peers[i] = worker->members.peers[i]->id;
-    return worker->members.peer_count;
+    size_t count = 0;
+    const struct tl_peer *peer;
+    tl_added_peers_lock(&worker->members.added);
+    for (size_t place = 0; (peer = tl_peers_next(worker, &place)) != NULL; count++)
+        if (count < capacity) ret_peers[count] = peer->id;
+    tl_added_peers_unlock(&worker->members.added);
+    return count;
 }
 
 struct info_command {
     struct tl_command command;
-    const struct tl_peer *peer;
+    tl_peer_id peer;
     struct tl_peer_info *info;
 };
 
 static void run_info(struct tl_command *command)
 {
     const struct info_command *query = TL_CONTAINER_OF(command, struct info_command, command);
-    const struct tl_peer *peer = query->peer;
+    const struct tl_peer *peer = tl_peer_by_id(command->worker, query->peer);
     struct tl_peer_info *info = query->info;
+    if (peer == NULL) return;
     info->id = peer->id;
     snprintf(info->name, sizeof(info->name), "%s", peer->name);
     snprintf(info->address, sizeof(info->address), "%s", peer->address);
@@ -111,9 +157,9 @@ enum tl_status tl_worker_peer_info(struct tl_worker *worker, tl_peer_id peer, st
     enum tl_status status = tl_struct_check_size(ret_info, TL_PEER_INFO_FIRST_BYTES, "tl_peer_info", ret_error);
     if (status != TL_OK) return status;
     struct tl_peer_info info = {.size_bytes = sizeof(info)};
-    struct info_command query = {.peer = tl_peer_by_id(worker, peer), .info = &info};
-    if (query.peer == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "no such peer");
+    struct info_command query = {.peer = peer, .info = &info};
     tl_worker_run(worker, &query.command, run_info);
+    if (info.id == 0) return tl_error_set(ret_error, TL_NOT_FOUND, "no such peer");
     tl_struct_fill(ret_info, &info, sizeof(info));
     return TL_OK;
 }
@@ -127,8 +173,9 @@ static const char *outside_refusal_of(const struct tl_data_connection *connectio
 
 const char *tl_peers_outside_refusal(const struct tl_worker *worker, const struct tl_transport_source *source)
 {
-    for (size_t i = 0; i < worker->members.peer_count; i++) {
-        const struct tl_data_connection *connection = tl_data_connections_best(&worker->members.peers[i]->data);
+    const struct tl_peer *peer;
+    for (size_t place = 0; (peer = tl_peers_next(worker, &place)) != NULL;) {
+        const struct tl_data_connection *connection = tl_data_connections_best(&peer->data);
         const char *reason = outside_refusal_of(connection);
         if (reason != NULL && connection->slot->source == source) return reason;
     }
@@ -191,13 +238,12 @@ static bool describe_peer(const struct tl_peer *peer, const struct tl_worker *wo
 enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description *description,
                                  struct tl_error *ret_error)
 {
-    size_t count = worker->members.peer_count;
+    size_t count = worker->members.peer_count + worker->members.added.count;
     description->peers = calloc(count > 0 ? count : 1, sizeof(*description->peers));
     bool is_complete = description->peers != NULL;
-    while (is_complete && description->peer_count < count) {
-        size_t index = description->peer_count++;
-        is_complete = describe_peer(worker->members.peers[index], worker, &description->peers[index]);
-    }
+    const struct tl_peer *peer;
+    for (size_t place = 0; is_complete && (peer = tl_peers_next(worker, &place)) != NULL;)
+        is_complete = describe_peer(peer, worker, &description->peers[description->peer_count++]);
     return is_complete ? TL_OK : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peers");
 }
 
@@ -205,8 +251,8 @@ size_t tl_peers_find_breaking(const struct tl_worker *worker, const struct tl_pe
                               const struct tl_data_connection **ret_connection)
 {
     size_t count = 0;
-    for (size_t i = 0; i < worker->members.peer_count; i++) {
-        const struct tl_peer *peer = worker->members.peers[i];
+    const struct tl_peer *peer;
+    for (size_t place = 0; (peer = tl_peers_next(worker, &place)) != NULL;) {
         for (size_t t = 0; t < worker->data_plane.transport_count; t++) {
             if (!tl_data_connection_keeps_breaking(&peer->data.items[t])) continue;
             if (count++ > 0) continue;
@@ -222,10 +268,14 @@ static void run_wait_start(struct tl_command *command)
     struct tl_peer_wait *wait = TL_CONTAINER_OF(command, struct tl_peer_wait, command);
     struct tl_worker *worker = command->worker;
     tl_list_push_back(&worker->members.peer_waits, &wait->link);
-    for (size_t i = 0; i < wait->count; i++)
-        tl_peer_by_id(worker, wait->peers[i])->awaited++;
-    for (size_t i = 0; i < wait->count; i++)
-        tl_peer_want(tl_peer_by_id(worker, wait->peers[i]));
+    for (size_t i = 0; i < wait->count; i++) {
+        struct tl_peer *peer = tl_peer_by_id(worker, wait->peers[i]);
+        if (peer != NULL) peer->awaited++;
+    }
+    for (size_t i = 0; i < wait->count; i++) {
+        struct tl_peer *peer = tl_peer_by_id(worker, wait->peers[i]);
+        if (peer != NULL) tl_peer_want(peer);
+    }
     tl_peer_check_waits(worker);
 }
 
@@ -236,6 +286,10 @@ static void run_wait_end(struct tl_command *command)
     const struct tl_peer *down = NULL;
     size_t up = count_up(command->worker, wait, &down);
     wait_end(wait);
+    if (down == NULL) {
+        wait->status = tl_error_set(wait->ret_error, TL_DEADLINE_EXCEEDED, "%zu of %zu peers are up", up, wait->count);
+        return;
+    }
     char state[TL_ERROR_MESSAGE_BYTES];
     tl_peer_format_state(down, state, sizeof(state));
     wait->status = tl_error_set(wait->ret_error, TL_DEADLINE_EXCEEDED, "%zu of %zu peers are up; %s (%s) is %.600s", up,
@@ -249,14 +303,17 @@ enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const tl_peer_
     int64_t deadline_ns = tl_clock_deadline_ns(timeout_ns);
     tl_peer_id *all = NULL;
     if (peers == NULL) {
-        count = worker->members.peer_count;
-        all = calloc(count > 0 ? count : 1, sizeof(*all));
-        if (all == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu peers", count);
-        tl_worker_peers(worker, all, count);
+        size_t capacity = tl_worker_peers(worker, NULL, 0);
+        all = calloc(capacity > 0 ? capacity : 1, sizeof(*all));
+        if (all == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu peers", capacity);
+        count = tl_worker_peers(worker, all, capacity);
+        if (count > capacity) count = capacity;
         peers = all;
     }
     for (size_t i = 0; i < count; i++) {
-        if (tl_peer_by_id(worker, peers[i]) != NULL) continue;
+        struct tl_peer *peer = tl_peer_acquire(worker, peers[i]);
+        tl_peer_release(peer);
+        if (peer != NULL) continue;
         free(all);
         return tl_error_set(ret_error, TL_NOT_FOUND, "entry %zu of the list is not a peer of this worker", i);
     }

@@ -4,13 +4,13 @@
  * loop's. The closure that is out decides which of the two threads may use the fields that both need.
  */
 #include "server/peers/session_internal.h"
+#include "server/worker_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/error.h"
-#include "server/peers/peer_internal.h"
 
 /* One peer may have this many sessions that it has offered and that are not up: one of the present attempt, and one of
  * an earlier attempt or link that has not ended yet. */

@@ -195,12 +195,14 @@ static void deadline_over(struct tl_timer *timer)
 
 /* Which receives end, and with what status. */
 struct failing {
-    bool is_delivering; /* those that are being delivered, or those that are not */
+    const struct tl_peer *peer; /* those that receive from this peer; NULL: from any */
+    bool is_delivering;         /* those that are being delivered, or those that are not */
     const struct tl_error *status;
 };
 
 static void fail_receive(struct tl_op *op, const struct failing *failing)
 {
+    if (op->state == OP_COMPLETE || (failing->peer != NULL && op->receive.request.peer != failing->peer)) return;
     if ((op->state == OP_DELIVERING) == failing->is_delivering) op_end(op, failing->status);
 }
 
@@ -244,6 +246,12 @@ void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const 
     /* The value of a delivery that ends is offered to the next receive, which must not end while it is looked at. */
     fail_receives(worker, step, (struct failing){.is_delivering = false, .status = status});
     fail_receives(worker, step, (struct failing){.is_delivering = true, .status = status});
+}
+
+void tl_ops_fail_receives_from(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status)
+{
+    fail_receives(worker, NULL, (struct failing){.peer = peer, .is_delivering = false, .status = status});
+    fail_receives(worker, NULL, (struct failing){.peer = peer, .is_delivering = true, .status = status});
 }
 
 /* -------------------------------------------------------------------------------------------------- submitting -- */
@@ -393,7 +401,7 @@ static enum tl_status create_receive_of(struct tl_worker *worker, tl_peer_id pee
                                         struct single **ret_single, struct tl_error *ret_error)
 {
     struct tl_recv_options options = {.size_bytes = sizeof(options)};
-    struct tl_peer *from = tl_peer_by_id(worker, peer);
+    struct tl_peer *from = tl_peer_acquire(worker, peer);
     if (from == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "no such peer to receive %.64s from", key);
     enum tl_status status = TL_OK;
     if (caller_options != NULL)
@@ -401,8 +409,8 @@ static enum tl_status create_receive_of(struct tl_worker *worker, tl_peer_id pee
                                 "tl_recv_options", ret_error);
     struct single *single = NULL;
     if (status == TL_OK) status = single_create(worker, key, timeout_ns, &single, ret_error);
-    if (status != TL_OK) return status;
-    status = tl_op_receive_init(&single->op, from, single->key, step, &options, ret_error);
+    if (status == TL_OK) status = tl_op_receive_init(&single->op, from, single->key, step, &options, ret_error);
+    tl_peer_release(from);
     if (status == TL_OK) {
         *ret_single = single;
     } else {

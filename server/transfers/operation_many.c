@@ -71,7 +71,7 @@ static enum tl_status check_receives(struct tl_worker *worker, tl_peer_id peer,
                                      size_t *ret_keys_bytes, struct tl_error *ret_error)
 {
     struct tl_recv_item item;
-    call->peer = tl_peer_by_id(worker, peer);
+    call->peer = tl_peer_acquire(worker, peer);
     if (call->peer == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "no such peer to receive from");
     if (options == NULL) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "struct tl_recv_many_options is missing");
     enum tl_status status = tl_struct_read(&call->options, sizeof(call->options), TL_RECV_MANY_OPTIONS_FIRST_BYTES,
@@ -122,18 +122,19 @@ static enum tl_status create_receives(struct tl_worker *worker, tl_peer_id peer,
     struct receives call = {.items = items, .count = count};
     size_t keys_bytes = 0;
     enum tl_status status = check_receives(worker, peer, options, &call, &keys_bytes, ret_error);
-    if (status != TL_OK) return status;
     const struct op_group_options group_options = {.kind = TL_OP_RECV_MANY,
                                                    .timeout_ns = timeout_ns,
                                                    .over_ns = call.options.group_timeout_ns,
                                                    .min_count = call.options.min_count,
                                                    .rest = call.options.rest};
     char *keys;
-    status = op_group_create(worker, count, keys_bytes, &group_options, ret_group, &keys, ret_error);
+    if (status == TL_OK)
+        status = op_group_create(worker, count, keys_bytes, &group_options, ret_group, &keys, ret_error);
     if (status == TL_OK) {
         status = init_receives(*ret_group, &call, keys, ret_error);
         if (status != TL_OK) op_group_discard(*ret_group);
     }
+    tl_peer_release(call.peer);
     return status;
 }
 

@@ -562,6 +562,7 @@ enum tl_status tl_op_receive_init(struct tl_op *op, struct tl_peer *peer, const 
     op->state = OP_NEW;
     status = add_rare(op, options, ret_error);
     if (status != TL_OK) return status;
+    tl_peer_retain(peer);
     op->tensor = options->destination != NULL ? tl_tensor_get(options->destination) : NULL;
     request->fetch.wants_checksum = op_worker(op)->settings.checksum || options->wants_checksum;
     request->fetch.may_map = options->may_map;
@@ -572,6 +573,7 @@ enum tl_status tl_op_receive_init(struct tl_op *op, struct tl_peer *peer, const 
 void tl_op_receive_fini(struct tl_op *op)
 {
     struct op_receive_rare *rare = op->receive.rare;
+    tl_peer_release(op->receive.request.peer);
     if (rare != NULL) {
         op_drop_allocation(rare);
         tl_device_fence_put(rare->fence);

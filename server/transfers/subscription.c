@@ -52,6 +52,7 @@ void subscription_maybe_over(struct tl_subscription *subscription)
     drop_parts(subscription);
     const struct tl_request_id id = {.incarnation = worker->self.incarnation, .number = subscription->id};
     if (tl_peer_is_self(subscription->peer)) tl_rendezvous_unsubscribe(worker->table, &id);
+    tl_peer_release(subscription->peer);
     __atomic_fetch_sub(&worker->operations.open_ops, 1, __ATOMIC_RELEASE);
     tl_cq_push(subscription->cq, &subscription->last, &worker->progress);
 }
@@ -179,12 +180,12 @@ bool tl_subscription_cancel(struct tl_worker *worker, tl_op_id id)
     return true;
 }
 
-void tl_subscriptions_end(struct tl_worker *worker, const struct tl_error *status)
+void tl_subscriptions_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status)
 {
     struct tl_subscription *subscription, *next;
     HASH_ITER(hh, worker->operations.subscriptions, subscription, next)
     {
-        subscription_end(subscription, status);
+        if (peer == NULL || subscription->peer == peer) subscription_end(subscription, status);
     }
 }
 
@@ -268,6 +269,7 @@ static enum tl_status create(struct tl_worker *worker, struct tl_peer *peer, con
     }
     subscription->worker = worker;
     subscription->peer = peer;
+    tl_peer_retain(peer);
     subscription->last.take = take_last;
     subscription->start_closure.run = start;
     subscription->retry_timer.fire = retry;
@@ -287,8 +289,6 @@ enum tl_status tl_subscribe(struct tl_worker *worker, tl_peer_id peer, const cha
 {
     struct tl_subscribe_options options;
     struct tl_subscription *subscription = NULL;
-    struct tl_peer *from = tl_peer_by_id(worker, peer);
-    if (from == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "no such peer to subscribe to");
     enum tl_status status = op_check_key(key, ret_error);
     if (status == TL_OK && caller_options == NULL)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the subscription of %.64s has no options", key);
@@ -297,7 +297,10 @@ enum tl_status tl_subscribe(struct tl_worker *worker, tl_peer_id peer, const cha
                                 ret_error);
     if (status == TL_OK) status = check_destinations(key, &options, ret_error);
     if (status == TL_OK) status = tl_cq_attach(cq, &worker->progress, ret_error);
+    struct tl_peer *from = status == TL_OK ? tl_peer_acquire(worker, peer) : NULL;
+    if (status == TL_OK && from == NULL) status = tl_error_set(ret_error, TL_NOT_FOUND, "no such peer to subscribe to");
     if (status == TL_OK) status = create(worker, from, key, &options, &subscription, ret_error);
+    tl_peer_release(from);
     if (status != TL_OK) return status;
     subscription->cq = cq;
     subscription->user_data = user_data;

@@ -19,7 +19,5 @@
 
 /* Ends a subscription. Returns false when there is none with this id, or it ends already. Thread: the loop's. */
 bool tl_subscription_cancel(struct tl_worker *worker, tl_op_id id);
-/* Ends all subscriptions, because the worker closes. Thread: the loop's. */
-void tl_subscriptions_end(struct tl_worker *worker, const struct tl_error *status);
 
 #endif

@@ -376,8 +376,9 @@ static void open_link(bool is_ours)
         return;
     }
     framed_count += REPORTED;
-    TL_CHECK(tl_link_open(control, "127.0.0.1:1", LINK_FRAMES_PEER, again, REPORTED, &link_events, NULL, &link, NULL) ==
-             TL_OK);
+    TL_CHECK(tl_link_open(control,
+                          &(const struct tl_link_address){.address = "127.0.0.1:1", .expected_name = LINK_FRAMES_PEER},
+                          again, REPORTED, &link_events, NULL, &link, NULL) == TL_OK);
 }
 
 static unsigned list_length(const struct tl_list *list)

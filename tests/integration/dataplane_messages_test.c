@@ -156,7 +156,8 @@ static void setup_pair(void)
     side_create(&client, 7);
     ck_assert_int_eq(tl_control_start(server.control, "127.0.0.1:0", &port, NULL), TL_OK);
     snprintf(address, sizeof(address), "127.0.0.1:%u", port);
-    ck_assert_int_eq(tl_link_open(client.control, address, NULL, NULL, 0, &side_events, &client, &client.link, NULL),
+    ck_assert_int_eq(tl_link_open(client.control, &(const struct tl_link_address){.address = address}, NULL, 0,
+                                  &side_events, &client, &client.link, NULL),
                      TL_OK);
     run_until(&client.up_count, 1);
 }

@@ -220,7 +220,8 @@ static void teardown(void)
 
 static void connect_to_itself(void)
 {
-    ck_assert(tl_link_open(control, "127.0.0.1:1", SELF, NULL, 0, &link_events, NULL, &links[OPENED], &error) == TL_OK);
+    ck_assert(tl_link_open(control, &(const struct tl_link_address){.address = "127.0.0.1:1", .expected_name = SELF},
+                           NULL, 0, &link_events, NULL, &links[OPENED], &error) == TL_OK);
     ck_assert_int_eq(fake_stream_accept(fake_stream_method("/tensorlane.v1.Transfer/Exchange")), ACCEPTED);
     while (carry(OPENED) || carry(ACCEPTED))
         continue;
@@ -564,7 +565,9 @@ START_TEST(only_a_link_over_loopback_has_a_window)
     offered = make_tensor(LARGE_BYTES);
     for (unsigned i = 0; i < TL_ARRAY_COUNT(cases); i++) {
         struct tl_link *link;
-        ck_assert(tl_link_open(control, cases[i].address, SELF, NULL, 0, NULL, NULL, &link, &error) == TL_OK);
+        ck_assert(tl_link_open(control,
+                               &(const struct tl_link_address){.address = cases[i].address, .expected_name = SELF},
+                               NULL, 0, NULL, NULL, &link, &error) == TL_OK);
         ck_assert_msg((link->window.ours_bytes > 0) == cases[i].has_window, "%s", cases[i].address);
         const struct tl_error gone = {.code = TL_UNAVAILABLE, .message = "gone"};
         run_loop();

@@ -77,7 +77,8 @@ static void client_start(int64_t max_link_age_ns, int64_t connect_timeout_ns)
 
 static void client_open(const char *address)
 {
-    ck_assert_int_eq(tl_link_open(client.control, address, NULL, NULL, 0, &link_events, &client, &client.link, NULL),
+    ck_assert_int_eq(tl_link_open(client.control, &(const struct tl_link_address){.address = address}, NULL, 0,
+                                  &link_events, &client, &client.link, NULL),
                      TL_OK);
 }
 
@@ -153,9 +154,9 @@ START_TEST(an_address_that_is_none)
 {
     client_start(TL_TIME_NEVER, PATIENCE_NS);
     struct tl_error error;
-    ck_assert_int_eq(
-        tl_link_open(client.control, "localhost", NULL, NULL, 0, &link_events, &client, &client.link, &error),
-        TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(tl_link_open(client.control, &(const struct tl_link_address){.address = "localhost"}, NULL, 0,
+                                  &link_events, &client, &client.link, &error),
+                     TL_INVALID_ARGUMENT);
     client_stop();
     ck_assert_uint_eq(client.closed_count, 0);
 }

@@ -61,7 +61,7 @@ END_TEST
 
 START_TEST(open_refuses_options_of_another_size)
 {
-    struct tl_worker_options options = {.size_bytes = sizeof(options) - 1, .config_json = "{}"};
+    struct tl_worker_options options = {.size_bytes = TL_WORKER_OPTIONS_FIRST_BYTES - 1, .config_json = "{}"};
     struct tl_worker *worker;
     ck_assert_int_eq(tl_worker_open(&options, &worker, &error), TL_INVALID_ARGUMENT);
     ck_assert_int_eq(tl_worker_open(&options, &worker, NULL), TL_INVALID_ARGUMENT);

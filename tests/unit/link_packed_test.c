@@ -233,7 +233,8 @@ static void teardown(void)
 
 static void connect_to_itself(void)
 {
-    ck_assert(tl_link_open(control, "127.0.0.1:1", SELF, NULL, 0, &link_events, NULL, &links[OPENED], &error) == TL_OK);
+    ck_assert(tl_link_open(control, &(const struct tl_link_address){.address = "127.0.0.1:1", .expected_name = SELF},
+                           NULL, 0, &link_events, NULL, &links[OPENED], &error) == TL_OK);
     ck_assert_int_eq(fake_stream_accept(fake_stream_method(EXCHANGE)), ACCEPTED);
     carry_all();
     ck_assert(links[ACCEPTED] != NULL && tl_link_is_up(links[OPENED]) && tl_link_is_up(links[ACCEPTED]));

@@ -34,11 +34,11 @@ struct tl_timers *tl_loop_timers(struct tl_loop *loop)
     return &timers;
 }
 
-enum tl_status tl_link_open(struct tl_control *control, const char *address, const char *expected_name,
-                            const uint64_t *again, size_t again_count, const struct tl_link_events *events, void *owner,
+enum tl_status tl_link_open(struct tl_control *control, const struct tl_link_address *address, const uint64_t *again,
+                            size_t again_count, const struct tl_link_events *events, void *owner,
                             struct tl_link **ret_link, struct tl_error *ret_error)
 {
-    (void)control, (void)address, (void)expected_name, (void)again, (void)again_count, (void)events;
+    (void)control, (void)address, (void)again, (void)again_count, (void)events;
     ck_assert_ptr_eq(owner, &peer);
     note("open");
     if (open_status != TL_OK) return tl_error_set(ret_error, open_status, "no link");
@@ -146,8 +146,25 @@ void tl_peer_check_waits(struct tl_worker *of)
     note("check");
 }
 
-void tl_client_peers_evict(struct tl_worker *of, uint64_t incarnation)
+void tl_peer_retain(struct tl_peer *retained)
 {
+    ck_assert_ptr_eq(retained, &peer);
+}
+
+void tl_peer_release(struct tl_peer *released)
+{
+    ck_assert_ptr_eq(released, &peer);
+}
+
+bool tl_added_peer_knows(struct tl_peer *added, const struct tl_identity *who, struct tl_error *ret_error)
+{
+    (void)added, (void)who, (void)ret_error;
+    return true;
+}
+
+void tl_client_peers_evict(struct tl_worker *of, const char *name, uint64_t incarnation)
+{
+    (void)name;
     (void)of, (void)incarnation;
 }
 

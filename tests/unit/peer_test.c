@@ -156,6 +156,16 @@ enum tl_status tl_admission_init(struct tl_worker *of, struct tl_error *ret_erro
     return TL_OK;
 }
 
+void tl_peer_retain(struct tl_peer *peer)
+{
+    (void)peer;
+}
+
+void tl_added_peers_destroy(struct tl_worker *of)
+{
+    tl_added_peers_fini(&of->members.added);
+}
+
 void tl_admission_fini(struct tl_worker *of)
 {
     (void)of;
