@@ -94,11 +94,11 @@ void tl_op_complete(struct tl_op *op, const struct tl_error *error)
         tl_op_steps_leave(&worker->operations.steps, &op->step_member);
         tl_op_receive_fini(op);
     }
-    op->duration_ns = tl_clock_now_ns() - call->submitted_ns;
     if (call->group != NULL) {
         op_group_member_over(call->group, op);
         return;
     }
+    op->duration_ns = tl_clock_now_ns() - call->submitted_ns;
     op_call_unregister(call);
     __atomic_fetch_sub(&worker->operations.open_ops, 1, __ATOMIC_RELEASE);
     op->item.take = single_take;

@@ -30,6 +30,7 @@ static int the_peer, the_borrow; /* stand for a peer and a borrow */
 static bool is_self, can_take_back, can_cancel;
 static bool is_crowd; /* so many operations that calls are only counted */
 static size_t fetch_count, sent_count;
+static bool is_on_session; /* requests leave over a data connection */
 static enum tl_status send_status, step_status;
 static struct tl_tensor *value;           /* the table's reference to what is sent */
 static struct tl_tensor *values[4096];    /* the same for each in a crowd */
@@ -264,8 +265,9 @@ void tl_peer_request_init(struct tl_peer_request *request, const struct tl_fetch
 
 void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request)
 {
-    (void)peer, (void)request;
+    (void)peer;
     fetch_count++;
+    if (is_on_session) request->carrier = TL_CARRIER_SESSION;
     if (!is_crowd) note("fetch");
 }
 

@@ -130,6 +130,27 @@ START_TEST(begins_in_rounds)
 }
 END_TEST
 
+/* Over a data connection the owner has the first requests while further members begin. */
+START_TEST(begins_in_small_rounds_over_data_connections)
+{
+    is_on_session = true;
+    struct op_group *group = receive_many(150);
+    const size_t begun[] = {64, 128, 150};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(begun); i++) {
+        run_round_of_loop();
+        ck_assert_uint_eq(fetch_count, begun[i]);
+    }
+    ck_assert_uint_eq(closure_count, 0);
+    for (size_t i = 0; i < 150; i++)
+        fetch_ends(group, i, TL_OK);
+    run_round_of_loop();
+    ck_assert_uint_eq(pushed_count, 151);
+    for (size_t i = 0; i < 150; i++)
+        expect_member(i, i, TL_OK);
+    expect_group(150, TL_OK, 150, 0);
+}
+END_TEST
+
 /* Time-outs of a group: one timer besides the deadline. */
 START_TEST(has_two_timers_at_most)
 {
@@ -617,6 +638,7 @@ int main(void)
 {
     Suite *suite = suite_create("operation_group");
     ADD(begins_in_rounds, 1);
+    ADD(begins_in_small_rounds_over_data_connections, 1);
     ADD(has_two_timers_at_most, 1);
     ADD(ends_in_rounds, 3);
     ADD(cancelled_while_it_begins, 1);
