@@ -123,7 +123,7 @@ static void drain(int fd)
     }
 }
 
-static bool is_wanted(const struct tl_reactor *reactor)
+bool tl_reactor_is_wanted(const struct tl_reactor *reactor)
 {
     return atomic_load_explicit(&reactor->attention, memory_order_relaxed) != 0;
 }
@@ -158,7 +158,7 @@ static unsigned poll_provider(struct tl_reactor *reactor)
  * rounds. Returns whether the round has done anything. */
 static bool finish_round(struct tl_reactor *reactor, bool did_work)
 {
-    if (is_wanted(reactor)) did_work |= run_closures(reactor) > 0;
+    if (tl_reactor_is_wanted(reactor)) did_work |= run_closures(reactor) > 0;
     if (!did_work || --reactor->rounds_to_clock == 0) did_work |= run_timers(reactor) > 0;
     if (tl_loop_core_has_deferred(&reactor->core)) did_work |= tl_loop_core_run_deferred(&reactor->core);
     if (did_work) reactor->idle_since_ns = 0;
@@ -167,7 +167,7 @@ static bool finish_round(struct tl_reactor *reactor, bool did_work)
 
 static bool run_round(struct tl_reactor *reactor)
 {
-    bool did_work = is_wanted(reactor) && run_closures(reactor) > 0;
+    bool did_work = tl_reactor_is_wanted(reactor) && run_closures(reactor) > 0;
     did_work |= poll_provider(reactor) > 0;
     return finish_round(reactor, did_work);
 }
@@ -249,7 +249,7 @@ static unsigned spin(struct tl_reactor *reactor, int64_t until_ns)
     while (now_ns < until_ns && may_spin(reactor, now_ns)) {
         for (unsigned i = 0; i < POLLS_PER_CLOCK; i++) {
             unsigned events = poll_provider(reactor);
-            if (events > 0 || is_wanted(reactor)) return events;
+            if (events > 0 || tl_reactor_is_wanted(reactor)) return events;
         }
         if (reactor->provider->helper_until_ns != 0) (void)sched_yield();
         now_ns = tl_clock_now_ns();
@@ -262,7 +262,7 @@ static unsigned spin(struct tl_reactor *reactor, int64_t until_ns)
 static bool begin_sleep(struct tl_reactor *reactor, unsigned *ret_events)
 {
     *ret_events = 0;
-    if (is_wanted(reactor) || !tl_loop_core_prepare_sleep(&reactor->core)) {
+    if (tl_reactor_is_wanted(reactor) || !tl_loop_core_prepare_sleep(&reactor->core)) {
         atomic_fetch_or_explicit(&reactor->attention, ATTENTION_CLOSURES, memory_order_relaxed);
         return false;
     }
@@ -317,7 +317,7 @@ static __attribute__((noinline)) bool wait(struct tl_reactor *reactor, int64_t d
 {
     int64_t until_ns = tl_loop_core_sleep_until_ns(&reactor->core, deadline_ns);
     unsigned events = spin(reactor, until_ns);
-    if (events == 0 && !is_wanted(reactor)) events = sleep_until(reactor, until_ns);
+    if (events == 0 && !tl_reactor_is_wanted(reactor)) events = sleep_until(reactor, until_ns);
     return finish_round(reactor, events > 0);
 }
 

@@ -40,6 +40,8 @@ void tl_reactor_destroy(struct tl_reactor *reactor);
 /* Runs one round; sleeps until deadline_ns (monotonic; 0: not at all) when there is nothing to do and it has spun
  * enough. Returns whether anything was done; a wake counts. */
 bool tl_reactor_run_once(struct tl_reactor *reactor, int64_t deadline_ns);
+/* Returns whether the next round has posted closures to run, or was asked for by tl_reactor_wake. */
+bool tl_reactor_is_wanted(const struct tl_reactor *reactor);
 
 /* Posts a closure, which runs on the owner's thread. Thread: any. */
 void tl_reactor_post(struct tl_reactor *reactor, struct tl_closure *closure);

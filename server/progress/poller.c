@@ -116,29 +116,44 @@ static bool run_loop(const struct tl_poller *poller, int64_t deadline_ns)
     return did_work;
 }
 
-static bool run_reactors(const struct tl_poller *poller)
+static bool run_reactor(const struct tl_polled_reactor *polled)
 {
-    bool did_work = false;
-    for (size_t i = 0; i < poller->reactor_count; i++) {
-        const struct tl_executor *former = tl_executor_enter(poller->reactors[i].executor);
-        did_work |= tl_reactor_run_once(poller->reactors[i].reactor, 0);
-        tl_executor_leave(former);
-    }
+    const struct tl_executor *former = tl_executor_enter(polled->executor);
+    bool did_work = tl_reactor_run_once(polled->reactor, 0);
+    tl_executor_leave(former);
     return did_work;
 }
 
+static bool run_reactors(const struct tl_poller *poller)
+{
+    bool did_work = false;
+    for (size_t i = 0; i < poller->reactor_count; i++)
+        did_work |= run_reactor(&poller->reactors[i]);
+    return did_work;
+}
+
+/* What these closures give to the data plane leaves at once. */
+static bool run_closures(const struct tl_poller *poller)
+{
+    const struct tl_executor *former = tl_executor_enter(poller->loop_executor);
+    bool did_work = tl_loop_run_closures(poller->loop);
+    tl_executor_leave(former);
+    for (size_t i = 0; i < poller->reactor_count; i++)
+        if (tl_reactor_is_wanted(poller->reactors[i].reactor)) did_work |= run_reactor(&poller->reactors[i]);
+    return did_work;
+}
+
+/* gRPC is looked at last, because that takes longer than all else. */
 static bool run_all(struct tl_poller *poller)
 {
     bool did_work = run_reactors(poller);
-    if (poller->busy_count == 0 || poller->rounds_to_grpc == 0) {
-        poller->rounds_to_grpc = ROUNDS_PER_GRPC;
-        return run_loop(poller, 0) || did_work;
+    did_work |= run_closures(poller);
+    if (poller->busy_count > 0 && poller->rounds_to_grpc > 0) {
+        poller->rounds_to_grpc--;
+        return did_work;
     }
-    poller->rounds_to_grpc--;
-    const struct tl_executor *former = tl_executor_enter(poller->loop_executor);
-    did_work |= tl_loop_run_closures(poller->loop);
-    tl_executor_leave(former);
-    return did_work;
+    poller->rounds_to_grpc = ROUNDS_PER_GRPC;
+    return run_loop(poller, 0) || did_work;
 }
 
 /* Ends the sleep of the first `count` reactors. */

@@ -126,7 +126,7 @@ END_TEST
 START_TEST(small_tensor_in_a_large_allocation_is_copied_twice)
 {
     static uint8_t memory[LARGE];
-    const uint64_t size_bytes = 5000;
+    const uint64_t size_bytes = 10000;
     const struct tl_tensor_view view = {.size_bytes = sizeof(view),
                                         .dtype = TL_U8,
                                         .rank = 1,
@@ -149,6 +149,38 @@ START_TEST(small_tensor_in_a_large_allocation_is_copied_twice)
     ck_assert(cluster_tensor_is(got.tensor, size_bytes, 5));
     tl_tensor_put(got.tensor);
     tl_tensor_put(destination);
+    teardown();
+}
+END_TEST
+
+/* What a call has given to the data plane is on its way when the call returns: a program without a thread of the worker
+ * need not drive it once more. The heart-beat would, much later. */
+START_TEST(published_value_leaves_with_the_call)
+{
+    open_pair(1, "\"local\": {\"peer_timeout\": \"1h\"}");
+    struct tl_tensor *tensor = cluster_tensor(8, 7);
+    struct tl_cq *cq = cluster_cq();
+    struct tl_completion got;
+    tl_op_id subscription;
+    const struct tl_subscribe_options options = {.size_bytes = sizeof(options), .from_step = 1, .count = 1};
+    cluster_publish(cluster.workers[0], "there", 1, tensor);
+    cluster_recv(cluster.workers[1], 0, "there", 1, cq);
+    CLUSTER_UNTIL(driven() && tl_cq_poll(cq, &got, 1) == 1);
+    tl_tensor_put(got.tensor);
+    ck_assert_int_eq(tl_subscribe(cluster.workers[1], cluster_peer(cluster.workers[1], 0), "w", &options, cq, NULL,
+                                  &subscription, &error),
+                     TL_OK);
+    CLUSTER_UNTIL(driven() && cluster_stats(cluster.workers[0]).waiting_receivers == 1);
+    ck_assert_str_eq(cluster_peer_info(cluster.workers[1], 0).transport, "local");
+    cluster_publish(cluster.workers[0], "w", 1, tensor);
+    ck_assert_uint_eq(tl_cq_wait(cq, &got, 1, CLUSTER_LONG / 3), 1);
+    ck_assert_msg(got.status.code == TL_OK, "%s", got.status.message);
+    ck_assert(cluster_tensor_is(got.tensor, 8, 7));
+    tl_tensor_put(got.tensor);
+    tl_tensor_put(tensor);
+    ck_assert_int_eq(tl_cancel(cluster.workers[1], subscription), TL_OK);
+    CLUSTER_UNTIL(driven() && tl_cq_poll(cq, &got, 1) == 1);
+    tl_cq_destroy(cq);
     teardown();
 }
 END_TEST
@@ -208,6 +240,7 @@ int main(void)
     tcase_add_loop_test(tcase, copied_once, 0, 8);
     tcase_add_loop_test(tcase, copied_twice, 0, 4);
     tcase_add_loop_test(tcase, small_tensor_in_a_large_allocation_is_copied_twice, 0, 2);
+    tcase_add_test(tcase, published_value_leaves_with_the_call);
     tcase_add_loop_test(tcase, published_tensor_arrives_while_many_others_are_awaited, 0, 2);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
