@@ -21,7 +21,7 @@
 #define PIECE_BYTES (8 * 1024 * 1024)
 /* Smaller tensors in memory of users are copied through the pool, because waking a helper thread that reads them takes
  * longer. */
-#define REGISTER_BYTES (64 * 1024)
+#define REGISTER_BYTES (128 * 1024)
 #define MAX_CACHED_COUNT 4096
 #define CANCEL_NS (1 * TL_NS_PER_SEC)
 /* A data connection that takes longer is not worth waiting for. When dozens of workers on few cores connect to each
