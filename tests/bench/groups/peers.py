@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What others take for the same tensors as some rows: gRPC C++ with a call for each tensor, TensorFlow with a fetch of
-as many variables, UCX with a message for each, NIXL with one transfer of as many descriptors."""
+as many variables, UCX with a message for each, NIXL with one transfer of as many descriptors. tag_bw of UCX sends one
+buffer into one buffer, again and again; ucx_peer has one for each tensor on both sides, as we have."""
 import contextlib
 import dataclasses
 import pathlib
@@ -13,7 +14,7 @@ from rows import ADDRESS
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "peers"
 UCX_PORT = 18625
-UCX_TRANSPORTS = "self,posix,cma"
+UCX_ENVIRONMENT = {"UCX_TLS": "self,posix,cma", "UCX_WARN_UNUSED_ENV_VARS": "n"}
 UCX_COUNT = 100_000
 NIXL_GAP = 64
 CTR_SMALL = "ctr-small published, library memory"
@@ -45,6 +46,8 @@ PEER_ROWS = (
     PeerRow("gRPC C++, an asynchronous call each", "grpc", "burst_typed 4096", "grpc", "1,000 x 4 KiB at once", "4096",
             1000, {"thread": 12, "caller": 18}),
     PeerRow("UCX of Debian, tag_bw", "ucx", "", "local", "1,000 x 4 KiB at once", "4096", 1, {"caller": 0.7}),
+    PeerRow("UCX of Debian, a buffer for each", "ucx_peer", "at_once 4096 1000", "local", "1,000 x 4 KiB at once",
+            "4096", 1000, {"caller": 0.7}),
     PeerRow("NIXL, one transfer", "nixl", "read_many 4096", "local", "1,000 x 4 KiB at once", "4096", 1000,
             {"caller": 8}),
 )
@@ -59,6 +62,8 @@ class Peers:
         self.build, self.folder, self.program = options.build, options.folder, program
         self.sample_sec = options.sample_sec
         self.pythons, self.samples, self.skipped = {}, {}, {}
+        if not (options.build / "bin" / "bench" / "ucx_peer").exists():
+            self.skipped["ucx_peer"] = "built without libucx-dev"
         installed = options.build.parent / "bench"  # where other benchmarks have them too
         for name in dict.fromkeys(row.name for row in self.rows if row.name in ASIDE):
             try:
@@ -87,6 +92,15 @@ class Peers:
         server.wait_ready()
         return [*command, "fetch", *ports, self.sizes(row.workload)]
 
+    def start_ucx_peer(self, _row, stack):
+        meeting = self.folder / "ucx-meeting"
+        meeting.unlink(missing_ok=True)
+        command = [self.build / "bin" / "bench" / "ucx_peer"]
+        server = stack.enter_context(Process("ucx owner", [*command, "serve", meeting], self.folder / "logs",
+                                             UCX_ENVIRONMENT))
+        server.wait_ready()
+        return [*command, "pull", meeting]
+
     def start_nixl(self, row, stack):
         meeting = self.folder / "nixl-meeting"
         meeting.unlink(missing_ok=True)
@@ -99,7 +113,8 @@ class Peers:
         """Seconds for a tensor with a program that answers commands."""
         with contextlib.ExitStack() as stack:
             command = getattr(self, f"start_{row.name}")(row, stack)
-            client = stack.enter_context(Process(f"{row.name} client", command, self.folder / "logs"))
+            environment = UCX_ENVIRONMENT if row.name == "ucx_peer" else None
+            client = stack.enter_context(Process(f"{row.name} client", command, self.folder / "logs", environment))
             client.wait_ready()
             client.ask(f"{row.command} 2")
             once = client.ask(f"{row.command} 1")
@@ -109,8 +124,7 @@ class Peers:
     @staticmethod
     def take_ucx():
         command = ["ucx_perftest", "-p", UCX_PORT, "-f", "-t", "tag_bw", "-s", 4096, "-n", UCX_COUNT]
-        numbers = common.last_numbers(common.pair(*map(str, command), address=ADDRESS, env={
-            "UCX_TLS": UCX_TRANSPORTS, "UCX_WARN_UNUSED_ENV_VARS": "n"}))
+        numbers = common.last_numbers(common.pair(*map(str, command), address=ADDRESS, env=UCX_ENVIRONMENT))
         return numbers[3] / 1e6
 
     def run_once(self, order):

@@ -126,4 +126,4 @@ def show(samples):
     for line in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
     for name, reason in samples["skipped"].items():
-        print(f"skipped: {name} of PyPI: {reason}")
+        print(f"skipped: {name}: {reason}")
