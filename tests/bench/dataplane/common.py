@@ -10,6 +10,9 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PROGRAM_SEC = 120
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+# The card of the virtual machine.
+DEVICE, GID, GUEST_ADDRESS = "rxe0", "1", "10.10.0.1"
+GUEST_UCX = {"UCX_IB_GID_INDEX": GID, "UCX_WARN_UNUSED_ENV_VARS": "n"}
 
 
 def last_numbers(text):
@@ -37,6 +40,18 @@ def pair(*command, address, env=None):
     finally:
         server.kill()
         server.wait()
+
+
+def perftest(name, size, count, *options):
+    """The numbers of a program of perftest, in the virtual machine."""
+    return last_numbers(pair(name, "-d", DEVICE, "-x", GID, "-F", "-s", str(size), "-n", str(count), *options,
+                             address=GUEST_ADDRESS))
+
+
+def ucx_put_per_sec(way, size, count):
+    """Puts in a second by UCX in the virtual machine, zcopy or bcopy."""
+    return last_numbers(pair("ucx_perftest", "-x", "rc_verbs", "-d", f"{DEVICE}:1", "-t", "put_bw", "-D", way, "-s",
+                             str(size), "-n", str(count), "-f", address=GUEST_ADDRESS, env=GUEST_UCX))[-1]
 
 
 # ---------------------------------------------------------------------------------------------------------- ratios --

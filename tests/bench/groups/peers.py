@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What others take for the same tensors as some rows: gRPC C++ with a call for each tensor, TensorFlow with a fetch of
-as many variables, UCX with a message for each, NIXL with one transfer of as many descriptors. tag_bw of UCX sends one
-buffer into one buffer, again and again; ucx_peer has one for each tensor on both sides, as we have."""
+as many variables, UCX with a message or, in the virtual machine, a put for each, NIXL with one transfer of as many
+descriptors, and in the virtual machine a bare write of perftest. tag_bw of UCX sends one buffer into one buffer, again
+and again; ucx_peer has one for each tensor on both sides, as we have."""
 import contextlib
 import dataclasses
 import pathlib
@@ -50,15 +51,17 @@ PEER_ROWS = (
             "4096", 1000, {"caller": 0.7}),
     PeerRow("NIXL, one transfer", "nixl", "read_many 4096", "local", "1,000 x 4 KiB at once", "4096", 1000,
             {"caller": 8}),
+    PeerRow("UCX of Debian, put_bw, zcopy", "ucx_put", "", "verbs", "256 B, groups of 1,000", "256", 1, both(4)),
+    PeerRow("ib_write_lat", "write_lat", "", "verbs", "8 B at a time, group: subscribed", "8", 1, {"caller": 1 / 1.6}),
 )
 
 
 class Peers:
     """samples: key of a row -> seconds for a tensor, one for each round. skipped: name of a peer -> why."""
 
-    def __init__(self, rows, options, program, say):
+    def __init__(self, rows, transports, options, program, say):
         titles = {row.title for row in rows}
-        self.rows = [row for row in PEER_ROWS if row.title in titles]
+        self.rows = [row for row in PEER_ROWS if row.title in titles and row.transport in transports]
         self.build, self.folder, self.program = options.build, options.folder, program
         self.sample_sec = options.sample_sec
         self.pythons, self.samples, self.skipped = {}, {}, {}
@@ -127,12 +130,21 @@ class Peers:
         numbers = common.last_numbers(common.pair(*map(str, command), address=ADDRESS, env=UCX_ENVIRONMENT))
         return numbers[3] / 1e6
 
+    @staticmethod
+    def take_ucx_put():
+        return 1 / common.ucx_put_per_sec("zcopy", 256, 20000)
+
+    @staticmethod
+    def take_write_lat():
+        return common.perftest("ib_write_lat", 8, 1000)[4] / 1e6
+
     def run_once(self, order):
         for row in order(self.rows):
             if row.name in self.skipped:
                 continue
             try:
-                seconds = self.take_ucx() if row.name == "ucx" else self.take_program(row)
+                take = getattr(self, f"take_{row.name}", None)
+                seconds = take() if take is not None else self.take_program(row)
             except (RuntimeError, OSError, subprocess.SubprocessError) as error:
                 raise Failure(f"{row.peer}: {error}") from error
             self.samples.setdefault(f"{row.name} {row.title}", []).append(seconds)

@@ -63,7 +63,7 @@ ROWS = (
     Row("all of 100,000 published keys", "keys-100000", "keys-100000 published views", ("single", "group")),
     # Tokens, which make the owner publish, would count in messages and processor time.
     Row("8 B at a time, group: subscribed", "subscription", "8 - -", measures=("seconds",),
-        targets={"seconds": {"local": 1 / 0.65}}),
+        targets={"seconds": {"local": 1 / 0.65}}, in_guest=True),
     Row("4 KiB at a time, group: subscribed", "subscription", "4096 - -", measures=("seconds",),
         targets={"seconds": {"grpc": 1 / 0.65}}),
 )
