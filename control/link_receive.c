@@ -34,9 +34,9 @@ void tl_link_fetch(struct tl_link *link, struct tl_fetch *fetch)
     fetch->is_final = false;
     fetch->placed = link_landing_placed;
     struct link_fetch *entry = tl_spares_get(&link->control->fetches, sizeof(*entry));
-    bool is_added = entry != NULL && tl_number_map_add(&link->fetches, fetch->id.number, entry);
+    bool is_added = entry != NULL && tl_number_map_add(&link->fetches, fetch->number, entry);
     if (is_added) {
-        entry->number = fetch->id.number;
+        entry->number = fetch->number;
         entry->fetch = fetch;
         entry->link = link;
         tl_list_init(&entry->request_link);

@@ -60,7 +60,7 @@ static void fill_request(const struct link_fetch *entry, Tensorlane__V1__Request
     ret_request->number = entry->number;
     ret_request->key = (char *)fetch->key;
     ret_request->step = fetch->step;
-    ret_request->subscription = fetch->subscription;
+    ret_request->subscription = tl_fetch_subscription(fetch);
     ret_request->wants_checksum = fetch->wants_checksum;
     ret_request->priority = fetch->priority;
     if (fetch->received_bytes > 0) {

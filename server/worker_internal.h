@@ -12,6 +12,7 @@
 
 #include <tensorlane/worker.h>
 
+#include "base/hash_table.h"
 #include "base/ip.h"
 #include "base/mailbox.h"
 #include "base/timer.h"
@@ -83,7 +84,7 @@ struct worker_members {
 
 /* The operations of this process. */
 struct worker_operations {
-    struct op_call *calls;                 /* all calls with operations that have not completed, by id */
+    struct tl_hash_table calls;            /* struct op_call: those with operations that have not completed, by id */
     struct tl_list starting;               /* struct op_group with members that have not begun */
     struct tl_subscription *subscriptions; /* all that have not ended, by id (subscription.c) */
     struct tl_op_step *steps;              /* the receives among them, by step */
@@ -206,28 +207,29 @@ const char *tl_peer_name(const struct tl_peer *peer);
 /* Writes "up", or the state and the reason why the peer is not up. */
 void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity);
 
+/* What the owner of a request is asked and told: on the loop, and by the transport of a session on its reactor. There
+ * `done` is tl_session_fetch_done, and the rest is the same. */
+struct tl_request_ops {
+    struct tl_fetch_ops on_loop, on_reactor;
+};
+
 /* A fetch on its way to a peer. It waits until the peer is up, and is then on the peer's link or on a session of a
- * transport. Closures take it from the loop to the reactor and back. A request that waits is what most memory of a
+ * transport. A closure takes it from the loop to the reactor and back. A request that waits is what most memory of a
  * worker may be spent on, so each field counts (tests/unit/operation_test.c). */
 struct tl_peer_request {
-    struct tl_closure closure; /* takes it to the reactor and back; its link: entry in the peer's list of waiting
-                                  requests. First, so that the owner of a request can use it before and after */
-    struct tl_closure cancel_closure;
-    struct tl_fetch fetch;
+    struct tl_closure closure; /* takes it to the reactor, a cancel after it, and back; its link: entry in the peer's
+                                  list of waiting requests. First, so that the owner of a request can use it before and
+                                  after */
+    struct tl_fetch fetch;     /* its ops are the on_loop of a tl_request_ops, except while a session has it */
     struct tl_peer *peer;
     union {
         struct tl_link *link;       /* with TL_CARRIER_LINK */
         struct tl_session *session; /* with TL_CARRIER_SESSION */
     };
-    const char *path_reason; /* why the request travels over the link; never freed */
-    /* These fields belong to the session that carries it. */
-    const struct tl_fetch_ops *ops; /* the worker's operations, while the session has put its own into the fetch */
-    const struct tl_error *result;  /* result for `closure`, kept (tl_error_keep); NULL: TL_OK */
-    bool is_cancel_out;             /* cancel_closure is at the reactor, or on its way there or back */
-    bool is_done;                   /* `closure` has come back */
-    bool is_on_conn;                /* the request is on the connection; used by the reactor only */
-    bool is_probe;                  /* it tries a data connection: it takes no link, and holds no other request up */
-    uint8_t carrier;                /* enum tl_carrier */
+    uint8_t way;     /* enum request_way: where `closure` is, while a session has it; atomic */
+    bool is_on_conn; /* the request is on the connection; used by the reactor only */
+    bool is_probe;   /* it tries a data connection: it takes no link, and holds no other request up */
+    uint8_t carrier; /* enum tl_carrier */
 };
 
 /* What carries a request. */
@@ -239,7 +241,7 @@ enum tl_carrier {
 };
 
 /* Initialises a request that was not made yet. */
-void tl_peer_request_init(struct tl_peer_request *request, const struct tl_fetch_ops *ops);
+void tl_peer_request_init(struct tl_peer_request *request, const struct tl_request_ops *ops);
 /* Sends the request as soon as the peer is up; fetch.ops->done follows once, unless the request is cancelled. */
 void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request);
 /* Sends a request that the data connection has turned away over the link if that is up. The reason is never freed. */

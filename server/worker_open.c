@@ -301,6 +301,7 @@ static void worker_free(struct tl_worker *worker)
     tl_loop_destroy(worker->loop);
     tl_source_fini(worker);
     tl_permissions_destroy(worker->members.permissions);
+    tl_hash_table_fini(&worker->operations.calls);
     tl_config_destroy(worker->setup.config);
     free(worker);
 }

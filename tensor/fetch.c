@@ -38,9 +38,13 @@ const struct tl_meta_data *tl_fetch_meta_data(const struct tl_fetch *fetch)
 /* Forgets what has arrived, keeps nothing. */
 static void drop_progress(struct tl_fetch *fetch)
 {
-    tl_tensor_put(fetch->destination);
-    fetch->destination = NULL;
-    free(fetch->unplaced);
+    if (fetch->destination) {
+        (void)XXH3_freeState(fetch->hash_state);
+        tl_tensor_put(fetch->destination);
+        fetch->destination = NULL;
+    } else {
+        free(fetch->unplaced);
+    }
     fetch->unplaced = NULL;
     fetch->publication = 0;
     fetch->offer_step = 0;
@@ -56,8 +60,6 @@ void tl_fetch_restart(struct tl_fetch *fetch)
 void tl_fetch_fini(struct tl_fetch *fetch)
 {
     drop_progress(fetch);
-    (void)XXH3_freeState(fetch->hash_state);
-    fetch->hash_state = NULL;
 }
 
 static enum tl_status check_resume(const struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
@@ -72,14 +74,12 @@ static enum tl_status check_resume(const struct tl_fetch *fetch, const struct tl
                         fetch->key, publication, offset, fetch->received_bytes, fetch->publication);
 }
 
-static enum tl_status start_hash(struct tl_fetch *fetch, struct tl_error *ret_error)
+/* Creates the state of a hash, if one is wanted; the output is NULL otherwise. */
+static enum tl_status create_hash(const struct tl_fetch *fetch, void **ret_hash_state, struct tl_error *ret_error)
 {
-    if (!fetch->wants_checksum) return TL_OK;
-    if (!fetch->hash_state) fetch->hash_state = XXH3_createState();
-    if (!fetch->hash_state)
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "tensor '%s': no memory for its checksum", fetch->key);
-    TL_CHECK(XXH3_64bits_reset(fetch->hash_state) == XXH_OK);
-    return TL_OK;
+    *ret_hash_state = fetch->wants_checksum ? XXH3_createState() : NULL;
+    if (*ret_hash_state || !fetch->wants_checksum) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "tensor '%s': no memory for its checksum", fetch->key);
 }
 
 /* Remembers the meta-data of a value until its destination is there. */
@@ -97,14 +97,18 @@ static enum tl_status ask_for_place(struct tl_fetch *fetch, const struct tl_meta
                                     struct tl_error *ret_error)
 {
     struct tl_tensor *destination = NULL;
-    enum tl_status status = fetch->ops->place(fetch, meta_data, &destination, ret_error);
+    void *hash_state;
+    enum tl_status status = create_hash(fetch, &hash_state, ret_error);
+    if (status == TL_OK) status = fetch->ops->place(fetch, meta_data, &destination, ret_error);
+    if (!destination) (void)XXH3_freeState(hash_state);
     if (status != TL_OK) return status;
     bool may_wait = fetch->placed != NULL || fetch->allocator != NULL;
     TL_CHECK(destination ? tl_tensor_size_bytes(destination) == meta_data->size_bytes : may_wait);
     if (!destination) return remember(fetch, meta_data, ret_error);
-    fetch->destination = destination;
     free(fetch->unplaced);
-    fetch->unplaced = NULL;
+    fetch->destination = destination;
+    fetch->hash_state = hash_state;
+    if (hash_state) tl_fetch_hash_again(fetch);
     return TL_OK;
 }
 
@@ -120,6 +124,7 @@ static enum tl_status start_value(struct tl_fetch *fetch, const struct tl_meta_d
 {
     if (fetch->destination && tl_meta_data_is_equal(meta_data, tl_fetch_meta_data(fetch))) {
         fetch->received_bytes = 0;
+        if (fetch->hash_state) tl_fetch_hash_again(fetch);
         return TL_OK;
     }
     if (fetch->destination) drop_progress(fetch); /* without one there is none */
@@ -129,8 +134,7 @@ static enum tl_status start_value(struct tl_fetch *fetch, const struct tl_meta_d
 enum tl_status tl_fetch_start(struct tl_fetch *fetch, const struct tl_meta_data *meta_data, uint64_t publication,
                               uint64_t offer_step, struct tl_error *ret_error)
 {
-    enum tl_status status = start_hash(fetch, ret_error);
-    if (status == TL_OK) status = start_value(fetch, meta_data, ret_error);
+    enum tl_status status = start_value(fetch, meta_data, ret_error);
     fetch->offer_step = offer_step; /* also of a value that cannot be received */
     if (status == TL_OK) fetch->publication = publication;
     return status;
@@ -197,6 +201,15 @@ void tl_fetch_take(struct tl_fetch *fetch, struct tl_tensor *tensor, uint64_t of
     fetch->destination = tensor;
     fetch->offer_step = offer_step;
     fetch->received_bytes = tl_tensor_size_bytes(tensor);
+}
+
+struct tl_tensor *tl_fetch_pass_destination(struct tl_fetch *fetch)
+{
+    struct tl_tensor *destination = fetch->destination;
+    (void)XXH3_freeState(fetch->hash_state);
+    fetch->destination = NULL;
+    fetch->unplaced = NULL;
+    return destination;
 }
 
 bool tl_fetch_is_complete(const struct tl_fetch *fetch)

@@ -114,18 +114,20 @@ struct tl_fetch_ops {
                             struct tl_tensor **ret_destination, struct tl_error *ret_error);
     /* Returns the only meta-data that the caller's destination takes; NULL: any will do, as where this is NULL. */
     const struct tl_meta_data *(*wanted)(const struct tl_fetch *fetch);
+    /* Returns the number of the subscription that asks, within the incarnation; 0: none, as where this is NULL. */
+    uint64_t (*subscription)(const struct tl_fetch *fetch);
     /* Called when the fetch is over, exactly once per start. TL_OK: all bytes are in the destination, checked as asked.
      * TL_UNAVAILABLE, unless is_final: the connection broke, and the fetch may be started again. The transport forgets
      * the fetch before it calls, so that the callee may start or free it. */
     void (*done)(struct tl_fetch *fetch, const struct tl_error *result);
 };
 
+/* A receive that waits has one, so that each field counts (tests/unit/operation_test.c). */
 struct tl_fetch {
     const struct tl_fetch_ops *ops;
-    struct tl_request_id id;
+    uint64_t number; /* the request's, unique within the incarnation of the worker that asks, starting at 1 */
     const char *key;
     uint64_t step;
-    uint64_t subscription; /* number of the subscription that asks, within the incarnation; 0: none */
     uint32_t asked_order;  /* in which order a data connection has asked for a subscription's values, modulo 2^32; 0: it
                               has not asked for this one; atomic (tl_fetch_asked) */
     enum tl_path path : 8; /* how the bytes travelled; in done with TL_OK */
@@ -143,17 +145,24 @@ struct tl_fetch {
 
     /* The progress, which survives a broken connection. Zero before the first start. */
     struct tl_tensor *destination; /* one reference of the fetch; NULL until placed */
-    struct tl_meta_data *unplaced; /* the value's, while its destination is awaited; NULL otherwise */
-    uint64_t publication;          /* the value that the bytes come from, 0: none yet */
-    uint64_t offer_step;           /* its step */
-    uint64_t received_bytes;       /* so many bytes of the value, from its first, are in the destination */
-    void *hash_state;              /* the state of XXH3 over them; NULL unless wants_checksum */
+    union {
+        struct tl_meta_data *unplaced; /* the value's, while its destination is awaited, and is NULL */
+        void *hash_state; /* the state of XXH3 over received_bytes, when there is a destination; NULL unless
+                             wants_checksum */
+    };
+    uint64_t publication;    /* the value that the bytes come from, 0: none yet */
+    uint64_t offer_step;     /* its step */
+    uint64_t received_bytes; /* so many bytes of the value, from its first, are in the destination */
 
     const char *path_reason; /* with TL_PATH_BOUNCE and TL_PATH_GPU_PROXY: why the bytes were copied on the way; with
-                                TL_PATH_ZERO_COPY, when the tensor could have been mapped: why it was not. Never freed
+                                TL_PATH_ZERO_COPY, when the tensor could have been mapped: why it was not; over a link:
+                                why it is not carried by a data connection. NULL or "": there is none. Never freed
                                 (base/reason.h) */
 
-    const struct tl_allocator *allocator; /* the transport's, from start to done; NULL: none */
+    union {
+        const struct tl_allocator *allocator; /* the transport's, from start to done; NULL: none */
+        const struct tl_error *result;        /* while the transport does not have the fetch, its caller's own */
+    };
     /* The transport's, from start to done; NULL: its allocator takes care of devices. Called once after a `place` that
      * left the destination for later, unless the fetch has ended before. TL_OK: tl_fetch_place will find it; else the
      * transport ends the fetch with this status. Thread: the transport's. */
@@ -161,6 +170,12 @@ struct tl_fetch {
     struct tl_list transport_link; /* the transport's, from start to done */
     void *transport_state;
 };
+
+/* Returns the number of the subscription that asks; 0: none. */
+static inline uint64_t tl_fetch_subscription(const struct tl_fetch *fetch)
+{
+    return fetch->ops->subscription != NULL ? fetch->ops->subscription(fetch) : 0;
+}
 
 /* Says that the owner has given a value for the fetch. Thread: the transport's. */
 static inline void tl_fetch_begun(struct tl_fetch *fetch)
@@ -224,6 +239,8 @@ void tl_fetch_hash(struct tl_fetch *fetch, const void *data, uint64_t len_bytes)
 /* Takes over the reference to a tensor that is the whole value without a transfer, in place of a destination that the
  * fetch may have. */
 void tl_fetch_take(struct tl_fetch *fetch, struct tl_tensor *tensor, uint64_t offer_step);
+/* Returns the destination, with the reference of the fetch, which has none then. In done with TL_OK. */
+struct tl_tensor *tl_fetch_pass_destination(struct tl_fetch *fetch);
 bool tl_fetch_is_complete(const struct tl_fetch *fetch);
 /* Called when all bytes have arrived: verifies the checksum if one was wanted, and the strings of a string tensor.
  * Errors: TL_DATA_LOSS, naming the key: the checksum is missing or differs, or the strings are damaged. */

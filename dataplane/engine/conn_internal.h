@@ -98,6 +98,8 @@ struct tl_engine {
 struct pending_post {
     struct tl_list place; /* in one of the lists of struct conn_posts */
     uint8_t rank;
+    uint32_t sent_slot; /* a request's, for which there is space here: how many slots we had used when its latest
+                           REQUEST or RE_REQUEST was sent */
     /* Posts at most one message or write, and at most one expose before it. Returns true when it wants to post again
      * and is to be queued for that; false when it does not, or has queued itself. */
     bool (*post)(struct pending_post *pending);

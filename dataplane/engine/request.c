@@ -93,7 +93,7 @@ static enum tl_status take_inline(struct request *request, const struct tl_messa
 {
     struct tl_fetch *fetch = request->fetch;
     uint64_t size_bytes = message->meta_data.size_bytes;
-    bool is_any = message->is_published || fetch->subscription != 0;
+    bool is_any = message->is_published || tl_fetch_subscription(fetch) != 0;
     void *address;
     fetch->allocator = NULL;
     enum tl_status status =
@@ -243,7 +243,7 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
 {
     struct request *request = find(conn, message->handle);
     if (request == NULL) return;
-    conn_credits_seen(conn, request->sent_slot);
+    conn_credits_seen(conn, request->pending.sent_slot);
     /* It was given up without waiting for the answer, which comes all the same. */
     bool is_over = request->state == REQUEST_FINISHED || request->state == REQUEST_COPYING;
     if (request->has_source && is_over && message->type == TL_MESSAGE_CANCELLED) {
@@ -344,7 +344,7 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
 {
     struct request *request = find(conn, immediate & TL_HANDLE_MASK);
     if (request == NULL) return;
-    conn_credits_seen(conn, request->sent_slot);
+    conn_credits_seen(conn, request->pending.sent_slot);
     bool is_awaited =
         request->is_place_sent && (request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING);
     uint64_t left_bytes = is_awaited ? request->placement->expected.meta_data.size_bytes - request->received_bytes : 0;
@@ -355,7 +355,8 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
     }
     if (request->received_bytes == 0) tl_fetch_begun(request->fetch);
     request->received_bytes += len_bytes;
-    request->sender_flags |= immediate & (TL_IMMEDIATE_SENDER_COPYING | TL_IMMEDIATE_ON_DEVICE);
+    request->is_sender_copying |= (immediate & TL_IMMEDIATE_SENDER_COPYING) != 0;
+    request->is_from_device |= (immediate & TL_IMMEDIATE_ON_DEVICE) != 0;
     request->is_done_expected |= (immediate & TL_IMMEDIATE_DONE_FOLLOWS) != 0;
     request_advance_early(request);
     if (len_bytes == left_bytes && !request->is_done_expected) request_handle(request, REQUEST_EVENT_COMPLETE);
@@ -372,7 +373,6 @@ static struct request *request_create(struct tl_conn *conn)
     struct request *request = tl_spares_get(&conn->engine->spares.requests, sizeof(*request));
     if (request == NULL) return NULL;
     request->conn = conn;
-    request->timer.fire = request_timeout;
     request_posts_init(request);
     return request;
 }
@@ -469,8 +469,8 @@ static enum tl_path path_of(const struct request *request)
     if (tl_fetch_meta_data(request->fetch)->dtype == TL_STRING) return TL_PATH_SERIALIZED;
     if (request->is_inline) return TL_PATH_INLINE;
     if (placement->landing.import != NULL) return TL_PATH_GPU_IPC;
-    bool is_from_device = (request->sender_flags & TL_IMMEDIATE_ON_DEVICE) != 0;
-    bool is_sender_copying = (request->sender_flags & TL_IMMEDIATE_SENDER_COPYING) != 0;
+    bool is_from_device = request->is_from_device;
+    bool is_sender_copying = request->is_sender_copying;
     bool is_copying = placement->bounce_buffer != NULL;
     if ((is_sender_copying && is_from_device) || (is_copying && placement->landing.is_on_device))
         return TL_PATH_GPU_PROXY;
@@ -511,7 +511,7 @@ static bool complete(struct request *request, struct tl_error *ret_result)
     if (fetch->received_bytes < request->received_bytes) return false;
     fetch->path = path_of(request);
     fetch->path_reason =
-        request->is_inline                                                    ? NULL
+        request->is_inline || fetch->path == TL_PATH_SERIALIZED               ? NULL
         : bounce_buffer_of(request) != NULL                                   ? request->placement->bounce_reason
         : fetch->path == TL_PATH_GPU_DIRECT || fetch->path == TL_PATH_GPU_IPC ? NULL
         : fetch->path == TL_PATH_ZERO_COPY
@@ -527,7 +527,7 @@ static bool complete(struct request *request, struct tl_error *ret_result)
 void request_free(struct request *request)
 {
     struct tl_conn *conn = request->conn;
-    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->timer);
+    request_end_limit(request);
     tl_list_remove(&request->pending.place);
     request_end_placement(request);
     conn_give_handle(conn, request->handle);

@@ -35,7 +35,7 @@ static void allocated(void *context, struct tl_tensor *tensor, const struct tl_e
     struct tl_error error = *status;
     request->placement->landing.allocation = NULL;
     request->placement->landing.allocated = tensor;
-    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->timer);
+    request_end_limit(request);
     conn->requests.placing.request = request;
     if (error.code != TL_OK) tl_error_prefix(&error, "tensor '%s': ", request->fetch->key);
     if (error.code == TL_OK && tl_fetch_place(request->fetch, &error) == TL_OK) {

@@ -69,9 +69,9 @@ enum request_event {
 
 /* A value that may be mapped (request_map.c). */
 struct request_mapping {
-    bool is_allowed; /* MAPPED is a possible answer */
-    bool is_done;
-    bool is_refused; /* the value cannot be mapped here: the fetch asks again */
+    bool is_allowed : 1; /* MAPPED is a possible answer */
+    bool is_done : 1;
+    bool is_refused : 1; /* the value cannot be mapped here: the fetch asks again */
 };
 
 /* A destination on a device (request_device.c). */
@@ -109,14 +109,19 @@ struct request_placement {
     struct tl_descriptor source; /* valid when has_source */
 };
 
+/* The time limit for CANCEL's slot, for its answer, or for memory to read a source into. Few requests have one. */
+struct request_limit {
+    struct tl_timer timer;
+    struct request *request;
+};
+
 /* Many of them may wait for their values, so that its size is bounded (tests/unit/engine_waits_test.c). */
 struct request {
     struct tl_conn *conn;
     struct tl_fetch *fetch;
     struct pending_post pending; /* REQUEST, RE_REQUEST or CANCEL; a read; the release of the source. Its place is also
                                     the one in requests.finished and requests.completed */
-    struct tl_timer timer;       /* the time limit for CANCEL's slot, for its answer, or for memory to read a source
-                                    into */
+    struct request_limit *limit; /* NULL: it has none */
     struct request_placement *placement; /* NULL: it has none yet, or needs none; not NULL when has_meta_data */
     const struct tl_error *result;       /* kept; NULL: TL_OK */
     uint64_t received_bytes;
@@ -125,30 +130,29 @@ struct request {
         const uint8_t *unplaced; /* the DONE in its slot; valid when is_unplaced */
     };
     uint32_t handle;
-    uint32_t key_number;   /* the key's number, unless another key has it by now */
-    uint32_t sent_slot;    /* how many slots we had used when the latest REQUEST or RE_REQUEST was sent */
-    uint32_t sender_flags; /* what the owner has said of the bytes: TL_IMMEDIATE_SENDER_COPYING,
-                              TL_IMMEDIATE_ON_DEVICE */
+    uint32_t key_number;     /* the key's number, unless another key has it by now */
+    uint16_t unplaced_bytes; /* how long the DONE is that is unplaced */
     enum request_state state : 8;
-    bool is_unplaced;        /* there was no memory yet for the value of a DONE, which is nowhere else */
-    uint16_t unplaced_bytes; /* how long that DONE is */
-    bool is_asked;           /* REQUEST has been posted: the peer knows the handle */
-    bool is_registering;
-    bool is_cancelled; /* it is given up as soon as it has registered or has memory; once it has a result, it does not
-                          ask again */
-    bool is_revoke_posted;
-    bool is_place_sent;      /* the peer knows where to write the expected value */
-    bool has_meta_data;      /* it is known, from the cache or from META_DATA_UPDATE, what to expect */
-    bool is_exposed;         /* the peer may still write through the exposure */
-    bool is_early;           /* it was exposed before the peer has said that the value exists */
-    bool is_done_expected;   /* a DONE follows the data */
-    bool is_answered;        /* a status has come, which is the peer's last answer */
-    bool is_reading;         /* the bytes are to be read; the peer writes nothing */
-    bool has_source;         /* SOURCE has come, which is the peer's last answer unless it goes back */
-    bool is_source_returned; /* it went back, since there was no memory to read it into */
-    bool is_inline;          /* the value has come inside of its DONE */
-    bool has_checksum;       /* DONE or SOURCE has said it */
     struct request_mapping mapping;
+    bool is_unplaced : 1; /* there was no memory yet for the value of a DONE, which is nowhere else */
+    bool is_asked : 1;    /* REQUEST has been posted: the peer knows the handle */
+    bool is_registering : 1;
+    bool is_cancelled : 1; /* it is given up as soon as it has registered or has memory; once it has a result, it does
+                              not ask again */
+    bool is_revoke_posted : 1;
+    bool is_place_sent : 1;      /* the peer knows where to write the expected value */
+    bool has_meta_data : 1;      /* it is known, from the cache or from META_DATA_UPDATE, what to expect */
+    bool is_exposed : 1;         /* the peer may still write through the exposure */
+    bool is_early : 1;           /* it was exposed before the peer has said that the value exists */
+    bool is_done_expected : 1;   /* a DONE follows the data */
+    bool is_answered : 1;        /* a status has come, which is the peer's last answer */
+    bool is_reading : 1;         /* the bytes are to be read; the peer writes nothing */
+    bool has_source : 1;         /* SOURCE has come, which is the peer's last answer unless it goes back */
+    bool is_source_returned : 1; /* it went back, since there was no memory to read it into */
+    bool is_inline : 1;          /* the value has come inside of its DONE */
+    bool has_checksum : 1;       /* DONE or SOURCE has said it */
+    bool is_sender_copying : 1;  /* the owner has said so of the bytes: TL_IMMEDIATE_SENDER_COPYING */
+    bool is_from_device : 1;     /* the same: TL_IMMEDIATE_ON_DEVICE */
 };
 
 extern const struct tl_error request_out_of_memory;
@@ -165,8 +169,9 @@ void request_fail(struct request *request, const struct tl_error *error);
 /* Gives up what the request waits for: memory of the pool or of a device, or an import. Returns false when memory of
  * the pool is on its way. */
 bool request_stop_waiting(struct request *request);
-/* The time of the request's timer is up. */
-void request_timeout(struct tl_timer *timer);
+/* Sets the time limit, or moves it. Without memory for that the connection is closed. */
+void request_limit(struct request *request, int64_t after_ns);
+void request_end_limit(struct request *request);
 
 /* -------------------------------------------------------------------------------------------- request_memory.c -- */
 
@@ -184,7 +189,7 @@ enum placing {
  * asked for, or for a subscription a later one. */
 static inline uint64_t request_expected_step(const struct request *request)
 {
-    bool is_any = request->placement->expected.is_published || request->fetch->subscription != 0;
+    bool is_any = request->placement->expected.is_published || tl_fetch_subscription(request->fetch) != 0;
     return is_any ? request->placement->expected.step : request->fetch->step;
 }
 

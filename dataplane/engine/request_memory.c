@@ -52,7 +52,8 @@ void request_release_memory(struct request *request)
     struct request_placement *placement = request->placement;
     struct tl_conn *conn = request->conn;
     request->received_bytes = 0;
-    request->sender_flags = 0;
+    request->is_sender_copying = false;
+    request->is_from_device = false;
     request->is_done_expected = false;
     if (placement == NULL) return;
     if (placement->bounce_buffer != NULL) {
@@ -81,7 +82,7 @@ void request_drop_place(struct request *request)
 
 void request_limit_wait(struct request *request)
 {
-    if (request->has_source) conn_arm(request->conn, &request->timer, conn_grow_ns(request->conn));
+    if (request->has_source) request_limit(request, conn_grow_ns(request->conn));
 }
 
 /* Waits for memory of the pool. Returns false when it will never come, with the reason in ret_error. */
@@ -247,7 +248,7 @@ static void memory_came(struct tl_closure *closure)
     struct conn_memory_wait *memory_wait = conn_memory_came(closure);
     struct request *request = memory_wait->owner;
     request->placement->memory_wait = NULL;
-    tl_timers_disarm(tl_reactor_timers(request->conn->engine->reactor), &request->timer);
+    request_end_limit(request);
     if (request->conn->ending.is_pair_drained) {
         request_handle(request, REQUEST_EVENT_BROKEN);
     } else if (request->is_cancelled) {

@@ -78,7 +78,7 @@ static bool post_cancel(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     conn_post_message(conn, conn_compose(conn, TL_MESSAGE_CANCEL, request->handle), NULL);
-    conn_arm(conn, &request->timer, conn->engine->options.cancel_ns);
+    request_limit(request, conn->engine->options.cancel_ns);
     return false;
 }
 
@@ -93,10 +93,10 @@ static struct tl_message *compose_request(struct request *request)
 {
     struct tl_fetch *fetch = request->fetch;
     struct tl_message *message = conn_compose(request->conn, TL_MESSAGE_REQUEST, request->handle);
-    message->number = fetch->id.number;
+    message->number = fetch->number;
     message->step = fetch->step;
     message->expected_step = request->has_meta_data ? request_expected_step(request) : fetch->step;
-    message->subscription = fetch->subscription;
+    message->subscription = tl_fetch_subscription(fetch);
     message->key = fetch->key;
     message->has_checksum = fetch->wants_checksum;
     message->may_map = request->mapping.is_allowed;
@@ -134,11 +134,11 @@ static bool post_next(struct pending_post *pending)
     }
     if (!request->is_asked) conn_shorten_request(conn, request->key_number, message);
     conn_post_message(conn, message, NULL);
-    if (fetch->subscription != 0 && !request->is_asked) number_subscribed(conn->engine, fetch);
+    if (!request->is_asked && tl_fetch_subscription(fetch) != 0) number_subscribed(conn->engine, fetch);
     request->is_asked = true;
     fetch->is_unsettled = false; /* the peer's last answer will come, or the connection breaks */
     request->is_place_sent = is_place_sent;
-    request->sent_slot = conn->credits.peer_slots_used;
+    request->pending.sent_slot = conn->credits.peer_slots_used;
     request_handle(request, REQUEST_EVENT_SENT);
     return false;
 }
@@ -182,7 +182,7 @@ void request_start_revoke(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     request_leave_queue(request);
-    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->timer);
+    request_end_limit(request);
     if (!request->is_exposed) {
         request_handle(request, REQUEST_EVENT_REVOKED);
     } else if (conn->engine->options.keys == TL_KEYS_REGION) {

@@ -33,8 +33,8 @@ void request_source(struct request *request, const struct tl_message *message)
 {
     request->has_source = true;
     request->placement->source = message->destination;
-    request->sender_flags =
-        (message->is_copying ? TL_IMMEDIATE_SENDER_COPYING : 0) | (message->is_on_device ? TL_IMMEDIATE_ON_DEVICE : 0);
+    request->is_sender_copying = message->is_copying;
+    request->is_from_device = message->is_on_device;
     request->has_checksum = message->has_checksum;
     request->checksum = message->checksum;
     request_handle(request, REQUEST_EVENT_SOURCE);
@@ -99,7 +99,8 @@ void request_return_source(struct request *request)
     request->has_source = false;
     request->is_source_returned = true;
     request->is_reading = false;
-    request->sender_flags = 0;
+    request->is_sender_copying = false;
+    request->is_from_device = false;
     request->has_checksum = false;
     conn_send_notice(request->conn, TL_MESSAGE_RE_REQUEST, request->handle);
 }

@@ -30,10 +30,31 @@ void request_fail(struct request *request, const struct tl_error *error)
 
 /* -------------------------------------------------------------------------------------------------- cancelling -- */
 
-void request_timeout(struct tl_timer *timer)
+static void time_is_up(struct tl_timer *timer)
 {
-    struct request *request = TL_CONTAINER_OF(timer, struct request, timer);
+    struct request *request = TL_CONTAINER_OF(timer, struct request_limit, timer)->request;
     if (request->conn->state != CONN_CLOSING) request_handle(request, REQUEST_EVENT_LATE);
+}
+
+void request_limit(struct request *request, int64_t after_ns)
+{
+    if (request->limit == NULL) {
+        request->limit = malloc(sizeof(*request->limit));
+        if (request->limit == NULL) {
+            tl_conn_close(request->conn, &request_out_of_memory);
+            return;
+        }
+        *request->limit = (struct request_limit){.timer.fire = time_is_up, .request = request};
+    }
+    conn_arm(request->conn, &request->limit->timer, after_ns);
+}
+
+void request_end_limit(struct request *request)
+{
+    if (request->limit == NULL) return;
+    tl_timers_disarm(tl_reactor_timers(request->conn->engine->reactor), &request->limit->timer);
+    free(request->limit);
+    request->limit = NULL;
 }
 
 static void end_unanswered(struct request *request)
@@ -57,7 +78,7 @@ static void start_cancel(struct request *request)
         return;
     }
     request_queue_post(request);
-    conn_arm(conn, &request->timer, conn->engine->options.peer_timeout_ns);
+    request_limit(request, conn->engine->options.peer_timeout_ns);
 }
 
 static void give_up(struct request *request)

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "server/peers/peer_internal.h"
+#include "server/peers/session.h"
 
 /* Requests are cancelled so long before the end: what waits here for memory or for a place then says so. */
 #define CANCEL_NS TL_NS_PER_SEC
@@ -106,7 +107,8 @@ static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *m
 
 static void done(struct tl_fetch *fetch, const struct tl_error *result);
 
-static const struct tl_fetch_ops fetch_ops = {.place = place, .done = done};
+static const struct tl_request_ops request_ops = {.on_loop = {.place = place, .done = done},
+                                                  .on_reactor = {.place = place, .done = tl_session_fetch_done}};
 
 static void ask(struct path_probe *probe, enum tl_probe_size size)
 {
@@ -115,10 +117,9 @@ static void ask(struct path_probe *probe, enum tl_probe_size size)
     probe->size = size;
     probe->is_asking = true;
     probe->round->asking_count++;
-    tl_peer_request_init(&probe->request, &fetch_ops);
+    tl_peer_request_init(&probe->request, &request_ops);
     probe->request.is_probe = true;
-    fetch->id.incarnation = worker->self.incarnation;
-    fetch->id.number = ++worker->operations.next_request;
+    fetch->number = ++worker->operations.next_request;
     fetch->key = tl_probe_value_key(size);
     fetch->step = TL_PROBE_STEP;
     fetch->wants_checksum = true;

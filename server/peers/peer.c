@@ -33,9 +33,9 @@ static void refused(struct tl_closure *closure)
     char where[TL_MAX_NAME_BYTES + 8];
     snprintf(where, sizeof(where), "from %s", request->peer->name);
     if (request->is_probe) {
-        tl_error_set(&error, TL_UNAVAILABLE, "%s", request->path_reason);
+        tl_error_set(&error, TL_UNAVAILABLE, "%s", request->fetch.path_reason);
     } else {
-        tl_transports_require(request->peer->worker, TL_UNAVAILABLE, where, request->path_reason, &error);
+        tl_transports_require(request->peer->worker, TL_UNAVAILABLE, where, request->fetch.path_reason, &error);
     }
     request->fetch.is_final = true;
     request->fetch.ops->done(&request->fetch, &error);
@@ -44,7 +44,7 @@ static void refused(struct tl_closure *closure)
 static void refuse(struct tl_peer_request *request, const char *reason)
 {
     request->carrier = TL_CARRIER_REFUSAL;
-    request->path_reason = reason;
+    request->fetch.path_reason = reason;
     request->closure.run = refused;
     tl_loop_defer(request->peer->worker->loop, &request->closure);
 }
@@ -87,7 +87,7 @@ static void send_on_link(struct tl_link *link, struct tl_peer_request *request, 
 {
     request->link = link;
     request->carrier = TL_CARRIER_LINK;
-    request->path_reason = reason;
+    request->fetch.path_reason = reason;
     tl_link_fetch(link, &request->fetch);
 }
 
@@ -112,7 +112,7 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
     struct tl_link *link = peer->links.link;
     if (link == NULL || !tl_link_is_up(link)) return false;
     if (request->is_probe) return dispatch_probe(peer, request);
-    if (request->fetch.subscription != 0 && !tl_link_peer(link)->serves_subscriptions) {
+    if (tl_fetch_subscription(&request->fetch) != 0 && !tl_link_peer(link)->serves_subscriptions) {
         refuse_subscription(request);
         return true;
     }
@@ -162,10 +162,10 @@ static void next_round(struct tl_closure *closure)
     tl_peer_send_waiting(TL_CONTAINER_OF(closure, struct tl_peer, round_closure));
 }
 
-void tl_peer_request_init(struct tl_peer_request *request, const struct tl_fetch_ops *ops)
+void tl_peer_request_init(struct tl_peer_request *request, const struct tl_request_ops *ops)
 {
     *request = (struct tl_peer_request){.is_probe = false};
-    tl_fetch_init(&request->fetch, ops);
+    tl_fetch_init(&request->fetch, &ops->on_loop);
     tl_list_init(&request->closure.link);
 }
 
@@ -173,7 +173,7 @@ void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request)
 {
     request->peer = peer;
     request->carrier = TL_CARRIER_NONE;
-    request->path_reason = "";
+    request->fetch.path_reason = "";
     if (peer->added != NULL && peer->added->gone.code != TL_OK) {
         refuse_gone(request);
         return;

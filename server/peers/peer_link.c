@@ -226,7 +226,7 @@ void tl_peer_give_up(struct tl_peer_request *request)
     if (peer == NULL || !request->fetch.is_unsettled) return;
     request->fetch.is_unsettled = false;
     /* Without memory for the number the value waits until its owner's reservation expires. */
-    if (!tl_numbers_push(&peer->given_up, request->fetch.id.number)) return;
+    if (!tl_numbers_push(&peer->given_up, request->fetch.number)) return;
     peer->received_until_ns = tl_clock_deadline_ns(peer->worker->settings.reservation_timeout_ns);
     tl_peer_acknowledge(peer);
     if (peer->given_up.count > 0) tl_peer_want(peer);

@@ -53,6 +53,8 @@ const struct tl_identity *tl_session_peer(const struct tl_session *session);
 void tl_session_fetch(struct tl_session *session, struct tl_peer_request *request);
 /* Gives the request up. done follows all the same, once no write can reach the destination any more. */
 void tl_session_cancel(struct tl_peer_request *request);
+/* What a tl_request_ops has as `done` on the reactor: brings the result back to the loop. */
+void tl_session_fetch_done(struct tl_fetch *fetch, const struct tl_error *result);
 
 /* Ends the sessions of a transport that are not up, and lets all others finish what they carry. Called once. */
 void tl_sessions_drain(struct tl_transport *transport);

@@ -29,13 +29,6 @@ _Static_assert(sizeof(struct tl_completion) == TL_COMPLETION_BYTES, "arrays of c
 _Static_assert(offsetof(struct op_send, closure) == 0 && offsetof(struct op_receive, request.closure) == 0,
                "the completion takes the place of a closure");
 
-/* A single operation, in one block with its call and its key. */
-struct single {
-    struct op_call call;
-    struct tl_op op;
-    char key[];
-};
-
 static void fill_send(const struct tl_op *op, struct tl_completion *ret_completion)
 {
     ret_completion->step = op->send.step;
@@ -55,13 +48,11 @@ static void fill_receive(const struct tl_op *op, struct tl_completion *ret_compl
     ret_completion->is_verified = op->has_arrived && fetch->is_verified;
 }
 
-void op_read(struct tl_op *op, struct tl_completion *ret_completion)
+void op_read(struct tl_op *op, tl_op_id id, size_t place, struct tl_completion *ret_completion)
 {
-    const struct op_call *call = op->call;
-    size_t place = (size_t)(op - call->ops);
     memset(ret_completion, 0, offsetof(struct tl_completion, status));
     ret_completion->size_bytes = sizeof(*ret_completion);
-    ret_completion->op = call->group != NULL ? call->id + 1 + place : call->id;
+    ret_completion->op = id;
     ret_completion->kind = op->kind;
     ret_completion->user_data = op->user_data;
     ret_completion->status.code = TL_OK;
@@ -81,8 +72,17 @@ void op_read(struct tl_op *op, struct tl_completion *ret_completion)
 static void single_take(struct tl_cq_item *item, struct tl_completion *ret_completion)
 {
     struct tl_op *op = TL_CONTAINER_OF(item, struct tl_op, item);
-    op_read(op, ret_completion);
-    free(TL_CONTAINER_OF(op, struct single, op));
+    op_read(op, op->call->id, 0, ret_completion);
+    free(TL_CONTAINER_OF(op, struct op_single, op));
+}
+
+/* Makes room for the error. */
+static void leave_step(struct tl_op *op)
+{
+    if (!op->is_in_step) return;
+    tl_op_steps_leave(&op_worker(op)->operations.steps, &op->step_member);
+    op->is_in_step = false;
+    op->error = NULL;
 }
 
 void tl_op_complete(struct tl_op *op, const struct tl_error *error)
@@ -90,12 +90,10 @@ void tl_op_complete(struct tl_op *op, const struct tl_error *error)
     (void)error;
     struct op_call *call = op->call;
     struct tl_worker *worker = call->worker;
-    if (op->kind == TL_OP_RECV) {
-        tl_op_steps_leave(&worker->operations.steps, &op->step_member);
-        tl_op_receive_fini(op);
-    }
-    if (call->group != NULL) {
-        op_group_member_over(call->group, op);
+    leave_step(op);
+    if (op->kind == TL_OP_RECV) tl_op_receive_fini(op);
+    if (call->is_group) {
+        op_group_member_over(op_group_of(call), op);
         return;
     }
     op->duration_ns = tl_clock_now_ns() - call->submitted_ns;
@@ -105,7 +103,7 @@ void tl_op_complete(struct tl_op *op, const struct tl_error *error)
     if (call->cq != NULL) {
         tl_cq_push(call->cq, &op->item, &worker->progress);
     } else {
-        tl_wait_done(call->wait);
+        tl_wait_done(op->user_data);
     }
 }
 
@@ -122,8 +120,9 @@ void tl_op_handle(struct tl_op *op, enum op_event event, const struct tl_error *
 
 void op_set_error(struct tl_op *op, const struct tl_error *error)
 {
-    if (error->code == TL_OK || op->error != NULL) return;
-    op->error = tl_error_keep(error);
+    if (error->code == TL_OK) return;
+    leave_step(op);
+    if (op->error == NULL) op->error = tl_error_keep(error);
 }
 
 void op_explain_error(struct tl_op *op, const struct tl_error *why)
@@ -136,6 +135,7 @@ void op_explain_error(struct tl_op *op, const struct tl_error *why)
 
 void op_drop_error(struct tl_op *op)
 {
+    leave_step(op);
     tl_error_drop(op->error);
     op->error = NULL;
 }
@@ -183,13 +183,18 @@ bool op_cancel(struct tl_op *op)
     return op_end(op, &error);
 }
 
+static struct op_single *single_of(struct op_call *call)
+{
+    return TL_CONTAINER_OF(call, struct op_single, call);
+}
+
 static void deadline_over(struct tl_timer *timer)
 {
     struct op_call *call = TL_CONTAINER_OF(timer, struct op_call, deadline_timer);
-    if (call->group != NULL) {
-        op_group_late(call->group);
+    if (call->is_group) {
+        op_group_late(op_group_of(call));
     } else {
-        op_end_late(call->ops);
+        op_end_late(&single_of(call)->op);
     }
 }
 
@@ -202,22 +207,21 @@ struct failing {
 
 static void fail_receive(struct tl_op *op, const struct failing *failing)
 {
-    if (op->state == OP_COMPLETE || (failing->peer != NULL && op->receive.request.peer != failing->peer)) return;
+    if (op->kind != TL_OP_RECV || op->state == OP_COMPLETE) return;
+    if (failing->peer != NULL && op->receive.request.peer != failing->peer) return;
     if ((op->state == OP_DELIVERING) == failing->is_delivering) op_end(op, failing->status);
 }
 
 /* The call may be gone when this returns. */
 static void fail_call(struct op_call *call, const struct failing *failing)
 {
-    struct op_group *group = call->group;
-    if (group == NULL) {
-        fail_receive(call->ops, failing);
-        return;
-    }
-    op_group_hold(group);
-    for (size_t i = 0; i < call->count; i++)
-        fail_receive(&call->ops[i], failing);
-    op_group_let_go(group);
+    struct op_group *group = call->is_group ? op_group_of(call) : NULL;
+    size_t count;
+    struct tl_op *ops = op_call_ops(call, &count);
+    if (group != NULL) op_group_hold(group);
+    for (size_t i = 0; i < count; i++)
+        fail_receive(&ops[i], failing);
+    if (group != NULL) op_group_let_go(group);
 }
 
 static void fail_member(struct tl_op_step_member *member, void *context)
@@ -229,15 +233,14 @@ static void fail_member(struct tl_op_step_member *member, void *context)
 static void fail_receives(struct tl_worker *worker, const uint64_t *step, struct failing failing)
 {
     struct worker_operations *operations = &worker->operations;
-    struct op_call *call;
-    struct op_call *next;
     if (step != NULL) {
         operations->step_visits += tl_op_steps_walk(&operations->steps, *step, fail_member, &failing);
         return;
     }
-    HASH_ITER(hh, operations->calls, call, next)
-    {
-        if (call->ops[0].kind == TL_OP_RECV) fail_call(call, &failing);
+    struct tl_hash_link *next;
+    for (struct tl_hash_link *link = tl_hash_table_first(&operations->calls); link != NULL; link = next) {
+        next = tl_hash_table_after(&operations->calls, link);
+        fail_call(TL_CONTAINER_OF(link, struct op_call, hash), &failing);
     }
 }
 
@@ -267,13 +270,25 @@ void op_call_init(struct op_call *call, struct tl_worker *worker, int64_t timeou
     call->deadline_timer.due_ns = tl_clock_deadline_ns(timeout_ns);
 }
 
-bool op_call_register(struct op_call *call)
+struct tl_op *op_call_ops(struct op_call *call, size_t *ret_count)
+{
+    if (call->is_group) return op_group_members(op_group_of(call), ret_count);
+    *ret_count = 1;
+    return &single_of(call)->op;
+}
+
+/* Programs do not choose their ids, which lie close together. */
+static uint32_t hash_of(tl_op_id id)
+{
+    return (uint32_t)((id * UINT64_C(0x9e3779b97f4a7c15)) >> 32);
+}
+
+bool op_call_register(struct op_call *call, bool is_group)
 {
     struct tl_worker *worker = call->worker;
-    call->is_registered = true;
-#undef uthash_nonfatal_oom
-#define uthash_nonfatal_oom(object) call->is_registered = false
-    HASH_ADD(hh, worker->operations.calls, id, sizeof(call->id), call);
+    call->hash = (struct tl_hash_link){.next = NULL};
+    call->is_group = is_group;
+    call->is_registered = tl_hash_table_add(&worker->operations.calls, &call->hash, hash_of(call->id));
     return call->is_registered &&
            tl_timers_arm(tl_loop_timers(worker->loop), &call->deadline_timer, call->deadline_timer.due_ns) == TL_OK;
 }
@@ -281,7 +296,7 @@ bool op_call_register(struct op_call *call)
 void op_call_unregister(struct op_call *call)
 {
     tl_timers_disarm(tl_loop_timers(call->worker->loop), &call->deadline_timer);
-    if (call->is_registered) HASH_DEL(call->worker->operations.calls, call);
+    if (call->is_registered) tl_hash_table_remove(&call->worker->operations.calls, &call->hash);
     call->is_registered = false;
 }
 
@@ -302,15 +317,26 @@ static tl_op_id take_ids(struct tl_worker *worker, uint64_t count)
     return id;
 }
 
+/* Returns the open call with this id; NULL: there is none. */
+static struct op_call *call_with_id(const struct tl_worker *worker, tl_op_id id)
+{
+    struct tl_hash_link *link = tl_hash_table_find(&worker->operations.calls, hash_of(id));
+    while (link != NULL && TL_CONTAINER_OF(link, struct op_call, hash)->id != id)
+        link = tl_hash_table_another(link);
+    return link != NULL ? TL_CONTAINER_OF(link, struct op_call, hash) : NULL;
+}
+
 /* Returns the open call that the id belongs to; NULL: there is none. */
 static struct op_call *find_call(const struct tl_worker *worker, tl_op_id id)
 {
-    struct op_call *call;
     for (uint64_t mask = 0; mask != UINT64_MAX; mask = mask << 1 | 1) {
         tl_op_id first = id & ~mask;
         if (first == 0) return NULL;
-        HASH_FIND(hh, worker->operations.calls, &first, sizeof(first), call);
-        if (call != NULL) return id == first || (call->group != NULL && id - first <= call->count) ? call : NULL;
+        struct op_call *call = call_with_id(worker, first);
+        size_t count;
+        if (call == NULL) continue;
+        op_call_ops(call, &count);
+        return id == first || (call->is_group && id - first <= count) ? call : NULL;
     }
     return NULL;
 }
@@ -329,13 +355,19 @@ tl_op_id op_call_submit(struct op_call *call, uint64_t id_count)
     return id;
 }
 
+static bool join_step(struct tl_op *op)
+{
+    struct tl_op_step **steps = &op_worker(op)->operations.steps;
+    op->is_in_step = tl_op_steps_join(steps, op_step(op), &op->step_member);
+    if (!op->is_in_step) op->error = NULL;
+    return op->is_in_step;
+}
+
 void op_start(struct tl_op *op, const struct tl_error *refusal)
 {
     struct tl_worker *worker = op_worker(op);
     struct tl_error closing;
-    if (refusal == NULL && op->kind == TL_OP_RECV &&
-        !tl_op_steps_join(&worker->operations.steps, op_step(op), &op->step_member))
-        refusal = &op_out_of_memory;
+    if (refusal == NULL && op->kind == TL_OP_RECV && !join_step(op)) refusal = &op_out_of_memory;
     if (refusal == NULL && worker->closing.is_closing) {
         tl_error_set(&closing, TL_CANCELLED, "the worker was closed");
         refusal = &closing;
@@ -346,7 +378,7 @@ void op_start(struct tl_op *op, const struct tl_error *refusal)
 static void single_start(struct tl_closure *closure)
 {
     struct op_call *call = TL_CONTAINER_OF(closure, struct op_call, closure);
-    op_start(call->ops, op_call_register(call) ? NULL : &op_out_of_memory);
+    op_start(&single_of(call)->op, op_call_register(call, false) ? NULL : &op_out_of_memory);
 }
 
 enum tl_status op_check_key(const char *key, struct tl_error *ret_error)
@@ -365,26 +397,24 @@ enum tl_status op_check_key(const char *key, struct tl_error *ret_error)
 
 /* Creates a call with one operation. */
 static enum tl_status single_create(struct tl_worker *worker, const char *key, int64_t timeout_ns,
-                                    struct single **ret_single, struct tl_error *ret_error)
+                                    struct op_single **ret_single, struct tl_error *ret_error)
 {
     enum tl_status status = op_check_key(key, ret_error);
     if (status != TL_OK) return status;
     size_t key_bytes = strlen(key) + 1;
-    struct single *single = calloc(1, sizeof(*single) + key_bytes);
+    struct op_single *single = calloc(1, sizeof(*single) + key_bytes);
     if (single == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for an operation on %s", key);
     memcpy(single->key, key, key_bytes);
     op_call_init(&single->call, worker, timeout_ns, single_start);
-    single->call.ops = &single->op;
-    single->call.count = 1;
     single->op.call = &single->call;
     *ret_single = single;
     return TL_OK;
 }
 
 static enum tl_status create_send_of(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
-                                     int64_t timeout_ns, struct single **ret_single, struct tl_error *ret_error)
+                                     int64_t timeout_ns, struct op_single **ret_single, struct tl_error *ret_error)
 {
-    struct single *single;
+    struct op_single *single;
     enum tl_status status = single_create(worker, key, timeout_ns, &single, ret_error);
     if (status != TL_OK) return status;
     status = tl_op_send_init(&single->op, single->key, step, tensor, ret_error);
@@ -398,7 +428,7 @@ static enum tl_status create_send_of(struct tl_worker *worker, const char *key, 
 
 static enum tl_status create_receive_of(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
                                         const struct tl_recv_options *caller_options, int64_t timeout_ns,
-                                        struct single **ret_single, struct tl_error *ret_error)
+                                        struct op_single **ret_single, struct tl_error *ret_error)
 {
     struct tl_recv_options options = {.size_bytes = sizeof(options)};
     struct tl_peer *from = tl_peer_acquire(worker, peer);
@@ -407,7 +437,7 @@ static enum tl_status create_receive_of(struct tl_worker *worker, tl_peer_id pee
     if (caller_options != NULL)
         status = tl_struct_read(&options, sizeof(options), TL_RECV_OPTIONS_FIRST_BYTES, caller_options,
                                 "tl_recv_options", ret_error);
-    struct single *single = NULL;
+    struct op_single *single = NULL;
     if (status == TL_OK) status = single_create(worker, key, timeout_ns, &single, ret_error);
     if (status == TL_OK) status = tl_op_receive_init(&single->op, from, single->key, step, &options, ret_error);
     tl_peer_release(from);
@@ -421,7 +451,7 @@ static enum tl_status create_receive_of(struct tl_worker *worker, tl_peer_id pee
 
 /* ------------------------------------------------------------------------------------------------------ public -- */
 
-static void submit_single(struct single *single, struct tl_cq *cq, void *user_data, tl_op_id *ret_op)
+static void submit_single(struct op_single *single, struct tl_cq *cq, void *user_data, tl_op_id *ret_op)
 {
     single->call.cq = cq;
     single->op.user_data = user_data;
@@ -433,7 +463,7 @@ enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_t step,
                        int64_t timeout_ns, struct tl_cq *cq, void *user_data, tl_op_id *ret_op,
                        struct tl_error *ret_error)
 {
-    struct single *single;
+    struct op_single *single;
     enum tl_status status = tl_cq_attach(cq, &worker->progress, ret_error);
     if (status == TL_OK) status = create_send_of(worker, key, step, tensor, timeout_ns, &single, ret_error);
     if (status == TL_OK) submit_single(single, cq, user_data, ret_op);
@@ -444,7 +474,7 @@ enum tl_status tl_recv(struct tl_worker *worker, tl_peer_id peer, const char *ke
                        const struct tl_recv_options *options, int64_t timeout_ns, struct tl_cq *cq, void *user_data,
                        tl_op_id *ret_op, struct tl_error *ret_error)
 {
-    struct single *single;
+    struct op_single *single;
     enum tl_status status = create_receive_of(worker, peer, key, step, options, timeout_ns, &single, ret_error);
     if (status != TL_OK) return status;
     status = tl_cq_attach(cq, &worker->progress, ret_error);
@@ -458,19 +488,20 @@ enum tl_status tl_recv(struct tl_worker *worker, tl_peer_id peer, const char *ke
 }
 
 /* Submits and waits; the operation's deadline is the limit, so the wait has none. */
-static enum tl_status run_single(struct single *single, struct tl_completion *ret_completion,
+static enum tl_status run_single(struct op_single *single, struct tl_completion *ret_completion,
                                  struct tl_error *ret_error)
 {
     struct tl_worker *worker = single->call.worker;
     struct tl_wait wait;
     tl_worker_enter(worker);
     tl_wait_init(&wait, &worker->progress);
-    single->call.wait = &wait;
+    single->op.user_data = &wait;
     op_call_submit(&single->call, 1);
     while (!tl_wait_for(&wait, TL_TIME_NEVER))
         continue;
     tl_wait_fini(&wait);
     tl_worker_leave(worker);
+    single->op.user_data = NULL;
     single_take(&single->op.item, ret_completion);
     return tl_error_copy(ret_error, &ret_completion->status);
 }
@@ -478,7 +509,7 @@ static enum tl_status run_single(struct single *single, struct tl_completion *re
 enum tl_status tl_send_wait(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
                             int64_t timeout_ns, struct tl_error *ret_error)
 {
-    struct single *single;
+    struct op_single *single;
     enum tl_status status = create_send_of(worker, key, step, tensor, timeout_ns, &single, ret_error);
     if (status != TL_OK) return status;
     struct tl_completion completion;
@@ -489,7 +520,7 @@ enum tl_status tl_recv_wait(struct tl_worker *worker, tl_peer_id peer, const cha
                             const struct tl_recv_options *options, int64_t timeout_ns,
                             struct tl_completion *ret_completion, struct tl_error *ret_error)
 {
-    struct single *single;
+    struct op_single *single;
     enum tl_status status = create_receive_of(worker, peer, key, step, options, timeout_ns, &single, ret_error);
     if (status != TL_OK) {
         *ret_completion = (struct tl_completion){.size_bytes = sizeof(*ret_completion), .kind = TL_OP_RECV};
@@ -512,14 +543,15 @@ static void run_cancel(struct tl_command *command)
     struct op_call *call = find_call(command->worker, cancel->op);
     if (call == NULL) {
         cancel->is_found = tl_subscription_cancel(command->worker, cancel->op);
-    } else if (call->group == NULL) {
-        cancel->is_found = op_cancel(call->ops);
+    } else if (!call->is_group) {
+        cancel->is_found = op_cancel(&single_of(call)->op);
     } else if (cancel->op == call->id) {
         struct tl_error error;
         tl_error_set(&error, TL_CANCELLED, "the group was cancelled");
-        cancel->is_found = op_group_end(call->group, &error);
+        cancel->is_found = op_group_end(op_group_of(call), &error);
     } else {
-        cancel->is_found = op_cancel(&call->ops[cancel->op - call->id - 1]);
+        size_t count;
+        cancel->is_found = op_cancel(&op_call_ops(call, &count)[cancel->op - call->id - 1]);
     }
 }
 

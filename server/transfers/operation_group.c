@@ -42,14 +42,18 @@ struct group_counts {
 struct op_group {
     struct op_call call;
     struct op_group_options options;
+    struct tl_op *ops; /* [count] */
+    size_t count;
+    struct tl_wait *wait; /* NULL: asynchronous form */
     void *user_data;
-    struct tl_cq_item item;       /* the group's completion */
-    struct tl_timer over_timer;   /* for options.over_ns */
-    struct tl_list starting_link; /* in worker->operations.starting, while members have not begun */
+    struct tl_closure round_closure; /* starts and ends members */
+    struct tl_cq_item item;          /* the group's completion */
+    struct tl_timer over_timer;      /* for options.over_ns */
+    struct tl_list starting_link;    /* in worker->operations.starting, while members have not begun */
     struct tl_closure flush_closure;
     struct tl_list done; /* completions of this round */
     bool is_flush_out;   /* flush_closure is deferred */
-    bool is_posted;      /* call.closure is on its way to the loop */
+    bool is_posted;      /* call.closure or round_closure is on its way to the loop */
     bool is_over;        /* its status is known */
     bool is_reported;    /* its completion is in `done`, or was */
     enum group_ending ending;
@@ -67,6 +71,17 @@ struct op_group {
         use_count; /* why the loop needs it: open members, closures under way, the completion that was not reported */
     size_t reference_count; /* completions that were not taken, and the loop while it needs the group; atomic */
 };
+
+struct op_group *op_group_of(struct op_call *call)
+{
+    return TL_CONTAINER_OF(call, struct op_group, call);
+}
+
+struct tl_op *op_group_members(struct op_group *group, size_t *ret_count)
+{
+    *ret_count = group->count;
+    return group->ops;
+}
 
 /* ------------------------------------------------------------------------------------------------------ memory -- */
 
@@ -125,8 +140,9 @@ static void take_group(struct tl_cq_item *item, struct tl_completion *ret_comple
 static void take_member(struct tl_cq_item *item, struct tl_completion *ret_completion)
 {
     struct tl_op *op = TL_CONTAINER_OF(item, struct tl_op, item);
-    struct op_group *group = op->call->group;
-    op_read(op, ret_completion);
+    struct op_group *group = op_group_of(op->call);
+    size_t place = (size_t)(op - group->ops);
+    op_read(op, group->call.id + 1 + place, place, ret_completion);
     put_references(group, 1);
 }
 
@@ -168,7 +184,7 @@ static void report_group(struct op_group *group)
     if (group->call.cq != NULL) {
         report(group, &group->item);
     } else {
-        tl_wait_done(group->call.wait);
+        tl_wait_done(group->wait);
     }
     end_use(group);
 }
@@ -180,7 +196,7 @@ static void post(struct op_group *group)
     if (group->is_posted) return;
     group->is_posted = true;
     group->use_count++;
-    tl_loop_post(group->call.worker->loop, &group->call.closure);
+    tl_loop_post(group->call.worker->loop, &group->round_closure);
 }
 
 static void begin_ending(struct op_group *group, enum group_ending ending, const struct tl_error *error)
@@ -204,13 +220,13 @@ static void conclude(struct op_group *group, const struct tl_error *error)
         return;
     }
     tl_error_set(&rest, TL_CANCELLED, "the group was over when %" PRIu64 " of %zu had come", group->counts.ok_count,
-                 group->call.count);
+                 group->count);
     begin_ending(group, GROUP_IS_ENDED, &rest);
 }
 
 static bool has_enough(const struct op_group *group)
 {
-    size_t wanted = group->options.min_count > 0 ? group->options.min_count : group->call.count;
+    size_t wanted = group->options.min_count > 0 ? group->options.min_count : group->count;
     return group->counts.ok_count >= wanted;
 }
 
@@ -221,7 +237,7 @@ static void time_is_up(struct tl_timer *timer)
     struct tl_error error;
     tl_text_format_duration(tl_clock_now_ns() - group->call.submitted_ns, waited, sizeof(waited));
     tl_error_set(&error, TL_DEADLINE_EXCEEDED, "%" PRIu64 " of %zu had come within %s", group->counts.ok_count,
-                 group->call.count, waited);
+                 group->count, waited);
     conclude(group, group->first_error != NULL ? tl_error_kept(group->first_error) : &error);
 }
 
@@ -284,13 +300,13 @@ static bool is_on_data_connection(const struct tl_op *op)
 static size_t start_members(struct op_group *group, size_t count)
 {
     size_t done = 0, request_count = 0;
-    while (done < count && request_count < ROUND_DATA_MEMBERS && group->started_count < group->call.count) {
-        struct tl_op *op = &group->call.ops[group->started_count++];
+    while (done < count && request_count < ROUND_DATA_MEMBERS && group->started_count < group->count) {
+        struct tl_op *op = &group->ops[group->started_count++];
         done++;
         if (op->state == OP_NEW) op_start(op, group->end_error != NULL ? tl_error_kept(group->end_error) : NULL);
         request_count += is_on_data_connection(op);
     }
-    if (group->started_count == group->call.count) tl_list_remove(&group->starting_link);
+    if (group->started_count == group->count) tl_list_remove(&group->starting_link);
     return done;
 }
 
@@ -299,7 +315,7 @@ static size_t end_members(struct op_group *group, size_t count)
 {
     size_t done = 0;
     while (done < count && group->ended_count < group->started_count) {
-        struct tl_op *op = &group->call.ops[group->ended_count++];
+        struct tl_op *op = &group->ops[group->ended_count++];
         done++;
         if (op->state == OP_COMPLETE) continue;
         if (group->ending == GROUP_IS_LATE) {
@@ -313,12 +329,12 @@ static size_t end_members(struct op_group *group, size_t count)
 
 static void run_round(struct tl_closure *closure)
 {
-    struct op_group *group = TL_CONTAINER_OF(closure, struct op_group, call.closure);
+    struct op_group *group = TL_CONTAINER_OF(closure, struct op_group, round_closure);
     group->is_posted = false;
     size_t done = start_members(group, ROUND_MEMBERS);
     if (group->ending != GROUP_GOES_ON) end_members(group, ROUND_MEMBERS - done);
     bool is_ending = group->ending != GROUP_GOES_ON && group->ended_count < group->started_count;
-    if (group->started_count < group->call.count || is_ending) post(group);
+    if (group->started_count < group->count || is_ending) post(group);
     end_use(group);
 }
 
@@ -327,18 +343,18 @@ static void begin(struct tl_closure *closure)
 {
     struct op_group *group = TL_CONTAINER_OF(closure, struct op_group, call.closure);
     struct tl_worker *worker = group->call.worker;
-    group->call.closure.run = run_round;
     tl_list_push_back(&worker->operations.starting, &group->starting_link);
-    bool has_memory = op_call_register(&group->call) && tl_timers_arm(tl_loop_timers(worker->loop), &group->over_timer,
-                                                                      group->over_timer.due_ns) == TL_OK;
+    bool has_memory =
+        op_call_register(&group->call, true) &&
+        tl_timers_arm(tl_loop_timers(worker->loop), &group->over_timer, group->over_timer.due_ns) == TL_OK;
     if (!has_memory) begin_ending(group, GROUP_IS_ENDED, &op_out_of_memory);
-    if (group->call.count == 0) {
+    if (group->count == 0) {
         op_call_unregister(&group->call);
         tl_list_remove(&group->starting_link);
         conclude(group, NULL);
         report_group(group);
     }
-    run_round(closure);
+    run_round(&group->round_closure);
 }
 
 uint64_t tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const struct tl_error *status)
@@ -348,8 +364,8 @@ uint64_t tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const str
     {
         struct op_group *group = TL_CONTAINER_OF(link, struct op_group, starting_link);
         op_group_hold(group);
-        for (size_t i = group->started_count; i < group->call.count; i++) {
-            struct tl_op *op = &group->call.ops[i];
+        for (size_t i = group->started_count; i < group->count; i++) {
+            struct tl_op *op = &group->ops[i];
             if (op->state != OP_NEW || op_step(op) != step) continue;
             if (op->kind == TL_OP_SEND) send_count++;
             op_end(op, status);
@@ -373,11 +389,11 @@ enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t ke
     if (group == NULL)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a group of %zu operations", count);
     op_call_init(&group->call, worker, options->timeout_ns, begin);
-    group->call.group = group;
-    group->call.ops = (struct tl_op *)(group + 1);
-    group->call.count = count;
+    group->round_closure.run = run_round;
+    group->ops = (struct tl_op *)(group + 1);
+    group->count = count;
     for (size_t i = 0; i < count; i++)
-        group->call.ops[i].call = &group->call;
+        group->ops[i].call = &group->call;
     group->options = *options;
     group->over_timer.fire = time_is_up;
     group->over_timer.due_ns = options->over_ns > 0 ? tl_clock_deadline_ns(options->over_ns) : TL_TIME_NEVER;
@@ -385,14 +401,14 @@ enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t ke
     tl_list_init(&group->starting_link);
     tl_list_init(&group->done);
     group->open_count = count;
-    *ret_keys = (char *)(group->call.ops + count);
+    *ret_keys = (char *)(group->ops + count);
     *ret_group = group;
     return TL_OK;
 }
 
 struct tl_op *op_group_member(struct op_group *group, size_t place)
 {
-    return &group->call.ops[place];
+    return &group->ops[place];
 }
 
 void op_group_discard(struct op_group *group)
@@ -403,7 +419,7 @@ void op_group_discard(struct op_group *group)
 /* Each member is a reason to use the group, and so are the first closure and the completion of the group. */
 static tl_op_id submit(struct op_group *group)
 {
-    size_t count = group->call.count;
+    size_t count = group->count;
     group->use_count = count + 2;
     group->reference_count = count + 2;
     group->is_posted = true;
@@ -424,14 +440,14 @@ enum tl_status op_group_run(struct op_group *group, struct tl_completion *ret_me
     struct tl_wait wait;
     tl_worker_enter(worker);
     tl_wait_init(&wait, &worker->progress);
-    group->call.wait = &wait;
+    group->wait = &wait;
     submit(group);
     while (!tl_wait_for(&wait, TL_TIME_NEVER))
         continue;
     tl_wait_fini(&wait);
     tl_worker_leave(worker);
-    for (size_t i = 0; i < group->call.count; i++)
-        take_member(&group->call.ops[i].item, ret_members != NULL ? &ret_members[i] : &completion);
+    for (size_t i = 0; i < group->count; i++)
+        take_member(&group->ops[i].item, ret_members != NULL ? &ret_members[i] : &completion);
     take_group(&group->item, &completion);
     return tl_error_copy(ret_error, &completion.status);
 }

@@ -4,6 +4,7 @@
 #ifndef SERVER_TRANSFERS_OPERATION_INTERNAL_H
 #define SERVER_TRANSFERS_OPERATION_INTERNAL_H
 
+#include "base/hash_table.h"
 #include "server/progress/completion_queue.h"
 #include "server/transfers/operation_steps.h"
 #include "server/worker_internal.h"
@@ -73,7 +74,7 @@ struct tl_op;
 
 extern const struct tl_error op_out_of_memory;
 
-/* Sets the error of an operation; the first one wins. */
+/* Sets the error of an operation; the first one wins. A receive is not ended with its step any more. */
 void op_set_error(struct tl_op *op, const struct tl_error *error);
 /* Adds the reason to the error that is set. */
 void op_explain_error(struct tl_op *op, const struct tl_error *why);
@@ -133,34 +134,46 @@ struct tl_op {
         struct op_receive receive;
     };
     struct op_call *call;
-    void *user_data;
-    const struct tl_error *error; /* kept; NULL: TL_OK */
-    struct tl_tensor *tensor;     /* a receive's: the caller's destination (NULL: a new one), and when it has arrived
-                                     the value */
+    void *user_data;          /* blocking form of a single operation: its tl_wait */
+    struct tl_tensor *tensor; /* a receive's: the caller's destination (NULL: a new one), and when it has arrived the
+                                 value */
     union {
-        struct tl_op_step_member step_member; /* a receive's: in worker->operations.steps */
-        int64_t duration_ns;                  /* in OP_COMPLETE */
+        struct tl_op_step_member step_member; /* a receive's while it is_in_step: in worker->operations.steps */
+        struct {
+            const struct tl_error *error; /* kept; NULL: TL_OK */
+            int64_t duration_ns;          /* in OP_COMPLETE */
+        };
     };
-    uint8_t kind;        /* enum tl_op_kind */
-    uint8_t state;       /* enum op_state */
-    uint8_t retry_count; /* a receive's: each retry waits longer */
-    bool has_arrived;    /* a receive's: the tensor is the value */
+    uint8_t kind;         /* enum tl_op_kind */
+    uint8_t state;        /* enum op_state */
+    uint8_t retry_count;  /* a receive's: each retry waits longer */
+    bool has_arrived : 1; /* a receive's: the tensor is the value */
+    bool is_in_step : 1;  /* a receive's: it can be ended with its step, and has no error */
 };
 
-/* What the operations of one call share. A single send or receive is a call with one operation. */
+/* What the operations of one call share. A single send or receive is a call with one operation, of which there may be
+ * as many, so that its size is bounded, too. */
 struct op_call {
     struct tl_worker *worker;
-    tl_op_id id;       /* that of the operation, or of the group, and then those of its members follow */
-    UT_hash_handle hh; /* in worker->operations.calls */
-    bool is_registered;
-    struct tl_closure closure;      /* takes the call to the loop */
+    tl_op_id id; /* that of the operation, or of the group, and then those of its members follow */
+    union {
+        struct tl_closure closure;    /* takes the call to the loop */
+        struct {                      /* there */
+            struct tl_hash_link hash; /* in worker->operations.calls, by id */
+            bool is_registered;
+            bool is_group; /* it is in a struct op_group, and otherwise in a struct op_single */
+        };
+    };
     struct tl_timer deadline_timer; /* has the deadline before it is armed */
     int64_t submitted_ns;
-    struct tl_cq *cq;       /* NULL: blocking form */
-    struct tl_wait *wait;   /* NULL: asynchronous form */
-    struct op_group *group; /* NULL: a single operation */
-    struct tl_op *ops;      /* [count] */
-    size_t count;
+    struct tl_cq *cq; /* NULL: blocking form */
+};
+
+/* A single operation, in one block with its call and its key. */
+struct op_single {
+    struct op_call call;
+    struct tl_op op;
+    char key[];
 };
 
 static inline const char *op_key(const struct tl_op *op)
@@ -187,8 +200,10 @@ void op_call_init(struct op_call *call, struct tl_worker *worker, int64_t timeou
 /* Checks a key. Errors: TL_INVALID_ARGUMENT. */
 enum tl_status op_check_key(const char *key, struct tl_error *ret_error) TL_MUST_USE;
 /* Makes the call known by its id, and watches its deadline. Returns false when there is no memory for that. */
-bool op_call_register(struct op_call *call) TL_MUST_USE;
+bool op_call_register(struct op_call *call, bool is_group) TL_MUST_USE;
 void op_call_unregister(struct op_call *call);
+/* Returns the operations of a call that is registered, and their number. */
+struct tl_op *op_call_ops(struct op_call *call, size_t *ret_count);
 /* Gives the call `id_count` ids and passes it to the loop. Returns its id. */
 tl_op_id op_call_submit(struct op_call *call, uint64_t id_count);
 
@@ -200,8 +215,8 @@ bool op_end(struct tl_op *op, const struct tl_error *error);
 void op_end_late(struct tl_op *op);
 /* The same, because the caller wants it. */
 bool op_cancel(struct tl_op *op);
-/* Fills the completion of an operation, and frees what it still holds. */
-void op_read(struct tl_op *op, struct tl_completion *ret_completion);
+/* Fills the completion of an operation, which has this id and place in its call, and frees what it still holds. */
+void op_read(struct tl_op *op, tl_op_id id, size_t place, struct tl_completion *ret_completion);
 /* Moves the operation as its table says. All events come from this program: one that the table leaves out aborts. error
  * is NULL where the event has none. The operation may be gone when this returns. */
 void tl_op_handle(struct tl_op *op, enum op_event event, const struct tl_error *error);
@@ -255,6 +270,10 @@ void op_post_to_progress(void *loop, struct tl_closure *closure);
 
 /* operation_group.c */
 
+/* Returns the group of a call that is one. */
+struct op_group *op_group_of(struct op_call *call);
+/* Returns the members of a group, and their number. */
+struct tl_op *op_group_members(struct op_group *group, size_t *ret_count);
 /* A member of a group has completed. The group may be gone when this returns. */
 void op_group_member_over(struct op_group *group, struct tl_op *op);
 /* The deadline of a group has come. */

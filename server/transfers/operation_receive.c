@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/struct_version.h"
 #include "server/back_off.h"
+#include "server/peers/session.h"
 #include "server/transfers/borrow.h"
 #include "server/transfers/operation_internal.h"
 
@@ -29,19 +30,18 @@ static bool is_for_device(const struct tl_op *op)
 /* Returns why the tensor has travelled on this path and not on a faster one. */
 static const char *reason_of(const struct tl_op *op, enum tl_path path)
 {
-    bool is_on_link = op->receive.request.path_reason != NULL && op->receive.request.path_reason[0] != '\0';
+    const char *reason = op->receive.request.fetch.path_reason;
     switch (path) {
     case TL_PATH_GRPC:
-        return is_on_link ? op->receive.request.path_reason : "";
+        return reason != NULL ? reason : "";
     case TL_PATH_SERIALIZED:
-        return is_on_link ? op->receive.request.path_reason : "strings travel serialized";
+        return reason != NULL && reason[0] != '\0' ? reason : "strings travel serialized";
     case TL_PATH_ZERO_COPY:
-        return op->receive.request.fetch.may_map || op_worker(op)->settings.protocol == TL_PROTOCOL_GRPC_GDR
-                   ? op->receive.request.fetch.path_reason
-                   : "";
+        return op->receive.request.fetch.may_map || op_worker(op)->settings.protocol == TL_PROTOCOL_GRPC_GDR ? reason
+                                                                                                             : "";
     case TL_PATH_BOUNCE:
     case TL_PATH_GPU_PROXY:
-        return op->receive.request.fetch.path_reason;
+        return reason;
     default:
         return "";
     }
@@ -327,10 +327,10 @@ static void start(struct tl_op *op, const struct tl_error *unused)
         tl_op_handle(op, OP_EVENT_FENCED, NULL);
         return;
     }
-    request->fetch.id =
-        (struct tl_request_id){.incarnation = worker->self.incarnation, .number = ++worker->operations.next_request};
+    request->fetch.number = ++worker->operations.next_request;
     if (tl_peer_is_self(request->peer)) {
-        rare->receiver = (struct tl_receiver){.id = request->fetch.id, .deliver = self_deliver};
+        rare->receiver = (struct tl_receiver){
+            .id = {.incarnation = worker->self.incarnation, .number = request->fetch.number}, .deliver = self_deliver};
         self_receive(op);
     } else if (tl_rendezvous_check_step(worker->table, op_step(op), &error) != TL_OK) {
         tl_op_handle(op, OP_EVENT_FAILED, &error);
@@ -396,8 +396,7 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
     if (op->receive.rare != NULL) op->receive.rare->is_place_awaited = false;
     fetch->placed = NULL;
     if (result->code == TL_OK) {
-        struct tl_tensor *tensor = fetch->destination;
-        fetch->destination = NULL;
+        struct tl_tensor *tensor = tl_fetch_pass_destination(fetch);
         arrive(op, tensor, fetch->offer_step, fetch->path, fetch->is_verified);
     } else if (may_take_link) {
         tl_op_handle(op, OP_EVENT_REROUTED, result);
@@ -412,7 +411,10 @@ static const struct tl_meta_data *fetch_wanted(const struct tl_fetch *fetch)
     return op->tensor != NULL ? tl_tensor_meta_data(op->tensor) : NULL;
 }
 
-static const struct tl_fetch_ops fetch_ops = {.place = op_fetch_place, .wanted = fetch_wanted, .done = fetch_done};
+static const struct tl_request_ops request_ops = {
+    .on_loop = {.place = op_fetch_place, .wanted = fetch_wanted, .done = fetch_done},
+    .on_reactor = {.place = op_fetch_place, .wanted = fetch_wanted, .done = tl_session_fetch_done},
+};
 
 static void retry(struct tl_timer *timer)
 {
@@ -554,7 +556,7 @@ enum tl_status tl_op_receive_init(struct tl_op *op, struct tl_peer *peer, const 
     struct tl_peer_request *request = &op->receive.request;
     enum tl_status status = check_options(key, options, ret_error);
     if (status != TL_OK) return status;
-    tl_peer_request_init(request, &fetch_ops);
+    tl_peer_request_init(request, &request_ops);
     request->peer = peer;
     request->fetch.key = key;
     request->fetch.step = step;

@@ -141,15 +141,17 @@ static void forget_borrow(struct tl_op *op)
 
 void tl_ops_forget_borrows(struct tl_worker *worker)
 {
-    struct op_call *call;
-    struct op_call *next;
-    HASH_ITER(hh, worker->operations.calls, call, next)
-    {
-        struct op_group *group = call->group;
-        size_t count = call->ops[0].kind == TL_OP_SEND ? call->count : 0;
+    struct tl_hash_table *calls = &worker->operations.calls;
+    struct tl_hash_link *next;
+    for (struct tl_hash_link *link = tl_hash_table_first(calls); link != NULL; link = next) {
+        struct op_call *call = TL_CONTAINER_OF(link, struct op_call, hash);
+        struct op_group *group = call->is_group ? op_group_of(call) : NULL;
+        size_t count;
+        struct tl_op *ops = op_call_ops(call, &count);
+        next = tl_hash_table_after(calls, link);
         if (group != NULL) op_group_hold(group);
         for (size_t i = 0; i < count; i++) /* a call without a group may be gone after its only operation */
-            if (call->ops[i].state != OP_COMPLETE) forget_borrow(&call->ops[i]);
+            if (ops[i].kind == TL_OP_SEND && ops[i].state != OP_COMPLETE) forget_borrow(&ops[i]);
         if (group != NULL) op_group_let_go(group);
     }
 }

@@ -89,7 +89,7 @@ static struct slot *first_broken(struct tl_subscription *subscription)
     for (size_t i = 0; i < subscription->slot_count; i++) {
         struct slot *slot = &subscription->slots[i];
         if (slot->state != SLOT_BROKEN) continue;
-        if (first == NULL || slot->request.fetch.id.number < first->request.fetch.id.number) first = slot;
+        if (first == NULL || slot->request.fetch.number < first->request.fetch.number) first = slot;
     }
     return first;
 }
@@ -125,15 +125,14 @@ void slot_ask(struct slot *slot)
     }
     *slot->value = (struct value){
         .item.take = slot_take_value, .op = subscription->id, .user_data = subscription->user_data, .path_reason = ""};
-    const struct tl_request_id id = {.incarnation = worker->self.incarnation,
-                                     .number = ++worker->operations.next_request};
+    uint64_t number = ++worker->operations.next_request;
     slot->state = SLOT_ASKED;
     slot->is_asked_again = false;
     slot->asked_ns = tl_clock_now_ns();
     if (tl_peer_is_self(subscription->peer)) {
-        slot_ask_own(slot, id);
+        slot_ask_own(slot, number);
     } else {
-        slot_ask_peer(slot, id);
+        slot_ask_peer(slot, number);
     }
 }
 

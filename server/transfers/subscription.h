@@ -3,7 +3,7 @@
  * Subscriptions of this program (tl_subscribe): every value of a key of a peer arrives in buffers that were given in
  * advance.
  *
- * Each buffer has a slot, which asks with the subscription's number (tl_fetch.subscription). The owner gives each
+ * Each buffer has a slot, which asks with the subscription's number (tl_fetch_subscription). The owner gives each
  * request another value (server/rendezvous/). A value that has arrived is lent to the program (borrow.h); when its last
  * reference is put, the slot asks again. So as many requests wait at the owner as there are free buffers.
  *

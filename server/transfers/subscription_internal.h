@@ -122,7 +122,7 @@ void slot_init_request(struct slot *slot);
 /* Its connection broke, and it asks once more. */
 void slot_forget_connection(struct slot *slot);
 /* Asks the table of this worker, or the peer, with this number. */
-void slot_ask_own(struct slot *slot, struct tl_request_id id);
-void slot_ask_peer(struct slot *slot, struct tl_request_id id);
+void slot_ask_own(struct slot *slot, uint64_t number);
+void slot_ask_peer(struct slot *slot, uint64_t number);
 
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "server/peers/session.h"
 #include "server/transfers/subscription_internal.h"
 
 /* ----------------------------------------------------------------------------------------- from another worker -- */
@@ -52,11 +53,11 @@ static enum tl_status fetch_place(struct tl_fetch *fetch, const struct tl_meta_d
     return place(slot, meta_data, fetch->allocator, ret_destination, ret_error);
 }
 
-static const char *reason_of(const struct tl_peer_request *request, enum tl_path path)
+static const char *reason_of(const struct tl_fetch *fetch)
 {
-    if (path == TL_PATH_BOUNCE || path == TL_PATH_GPU_PROXY) return request->fetch.path_reason;
-    bool is_on_link = (path == TL_PATH_GRPC || path == TL_PATH_SERIALIZED) && request->path_reason != NULL;
-    return is_on_link ? request->path_reason : "";
+    bool has_reason = fetch->path == TL_PATH_BOUNCE || fetch->path == TL_PATH_GPU_PROXY ||
+                      fetch->path == TL_PATH_GRPC || fetch->path == TL_PATH_SERIALIZED;
+    return has_reason && fetch->path_reason != NULL ? fetch->path_reason : "";
 }
 
 void slot_forget_connection(struct slot *slot)
@@ -92,10 +93,9 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
     tl_peer_fetch_done(&slot->request);
     subscription_hold(subscription);
     if (result->code == TL_OK) {
-        struct tl_tensor *tensor = fetch->destination;
-        fetch->destination = NULL;
+        struct tl_tensor *tensor = tl_fetch_pass_destination(fetch);
         slot->value->is_verified = fetch->is_verified;
-        slot->value->path_reason = reason_of(&slot->request, fetch->path);
+        slot->value->path_reason = reason_of(fetch);
         slot_arrived(slot, tensor, fetch->offer_step, fetch->path);
     } else {
         fetch_failed(slot, result);
@@ -109,7 +109,18 @@ static const struct tl_meta_data *fetch_wanted(const struct tl_fetch *fetch)
     return slot->subscription->has_destinations ? tl_tensor_meta_data(slot->memory) : NULL;
 }
 
-static const struct tl_fetch_ops fetch_ops = {.place = fetch_place, .wanted = fetch_wanted, .done = fetch_done};
+static uint64_t fetch_subscription(const struct tl_fetch *fetch)
+{
+    return TL_CONTAINER_OF(fetch, const struct slot, request.fetch)->subscription->id;
+}
+
+static const struct tl_request_ops request_ops = {
+    .on_loop = {.place = fetch_place, .wanted = fetch_wanted, .subscription = fetch_subscription, .done = fetch_done},
+    .on_reactor = {.place = fetch_place,
+                   .wanted = fetch_wanted,
+                   .subscription = fetch_subscription,
+                   .done = tl_session_fetch_done},
+};
 
 /* --------------------------------------------------------------------------------------------- from this worker -- */
 
@@ -190,33 +201,33 @@ static void own_deliver(struct tl_receiver *receiver, const struct tl_error *sta
 
 /* ------------------------------------------------------------------------------------------------------- asking -- */
 
-void slot_ask_own(struct slot *slot, struct tl_request_id id)
+void slot_ask_own(struct slot *slot, uint64_t number)
 {
     const struct tl_subscription *subscription = slot->subscription;
     slot->own.closure.run = own_answer_came;
-    slot->own.receiver = (struct tl_receiver){.id = id,
-                                              .key = subscription->key,
-                                              .step = subscription->from_step,
-                                              .subscription = subscription->id,
-                                              .deliver = own_deliver};
+    slot->own.receiver =
+        (struct tl_receiver){.id = {.incarnation = subscription->worker->self.incarnation, .number = number},
+                             .key = subscription->key,
+                             .step = subscription->from_step,
+                             .subscription = subscription->id,
+                             .deliver = own_deliver};
     tl_rendezvous_receive(subscription->worker->table, &slot->own.receiver);
 }
 
-void slot_ask_peer(struct slot *slot, struct tl_request_id id)
+void slot_ask_peer(struct slot *slot, uint64_t number)
 {
     const struct tl_subscription *subscription = slot->subscription;
     struct tl_fetch *fetch = &slot->request.fetch;
     tl_fetch_fini(fetch);
-    tl_fetch_init(fetch, &fetch_ops);
-    fetch->id = id;
+    tl_fetch_init(fetch, &request_ops.on_loop);
+    fetch->number = number;
     fetch->key = subscription->key;
     fetch->step = subscription->from_step;
-    fetch->subscription = subscription->id;
     fetch->wants_checksum = subscription->wants_checksum;
     tl_peer_fetch(subscription->peer, &slot->request);
 }
 
 void slot_init_request(struct slot *slot)
 {
-    tl_fetch_init(&slot->request.fetch, &fetch_ops);
+    tl_fetch_init(&slot->request.fetch, &request_ops.on_loop);
 }

@@ -127,7 +127,7 @@ static bool must_wait(const struct tl_subscription *subscription, const struct s
     for (size_t i = 0; i < subscription->slot_count; i++) {
         const struct slot *slot = &subscription->slots[i];
         const struct tl_fetch *fetch = &slot->request.fetch;
-        if (slot->state != SLOT_ASKED || fetch->id.number >= held->request.fetch.id.number) continue;
+        if (slot->state != SLOT_ASKED || fetch->number >= held->request.fetch.number) continue;
         if (tl_fetch_is_begun(fetch)) return true;
         if (!held->is_asked_again && tl_fetch_was_asked_before(fetch, &held->request.fetch)) return true;
     }

@@ -302,21 +302,26 @@ static const struct tl_meta_data *wanted(const struct tl_fetch *fetch)
     return ask->destination != NULL ? tl_tensor_meta_data(ask->destination) : NULL;
 }
 
-static const struct tl_fetch_ops fetch_ops = {.place = place, .wanted = wanted, .done = done};
+static uint64_t subscription(const struct tl_fetch *fetch)
+{
+    return TL_CONTAINER_OF(fetch, const struct engine_ask, fetch)->subscription;
+}
+
+static const struct tl_fetch_ops fetch_ops = {
+    .place = place, .wanted = wanted, .subscription = subscription, .done = done};
 
 void engine_ask_start(struct engine_side *side, struct engine_ask *ask, const char *key, uint64_t step)
 {
     TL_CHECK(!ask->is_open);
     if (ask->fetch.ops == NULL) {
         tl_fetch_init(&ask->fetch, &fetch_ops);
-        ask->fetch.id = (struct tl_request_id){.incarnation = side->self.incarnation, .number = ++side->last_number};
+        ask->fetch.number = ++side->last_number;
         ask->side = side;
         snprintf(ask->key, sizeof(ask->key), "%s", key);
         ask->fetch.key = ask->key;
         ask->fetch.step = step;
         ask->fetch.wants_checksum = ask->wants_checksum;
         ask->fetch.may_map = ask->may_map;
-        ask->fetch.subscription = ask->subscription;
         ask->fetch.priority = ask->priority;
         struct tl_device device = ask->destination != NULL ? tl_tensor_device(ask->destination) : ask->device;
         ask->fetch.is_for_device = device.kind != TL_DEVICE_HOST;

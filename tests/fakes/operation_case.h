@@ -256,10 +256,15 @@ void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capac
     snprintf(buffer, capacity, "down");
 }
 
-void tl_peer_request_init(struct tl_peer_request *request, const struct tl_fetch_ops *ops)
+void tl_session_fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
+{
+    (void)fetch, (void)result;
+}
+
+void tl_peer_request_init(struct tl_peer_request *request, const struct tl_request_ops *ops)
 {
     *request = (struct tl_peer_request){.is_probe = false};
-    tl_fetch_init(&request->fetch, ops);
+    tl_fetch_init(&request->fetch, &ops->on_loop);
     tl_list_init(&request->closure.link);
 }
 
@@ -327,7 +332,7 @@ static inline void setup(void)
     ck_assert_int_eq(tl_tensor_create(TL_U8, 1, dims, &tensor, &error), TL_OK);
 }
 
-static inline void adopt(struct single *single)
+static inline void adopt(struct op_single *single)
 {
     op = &single->op;
     single->call.cq = (struct tl_cq *)&worker;
@@ -335,16 +340,22 @@ static inline void adopt(struct single *single)
 
 static inline void create_send(void)
 {
-    struct single *single;
+    struct op_single *single;
     ck_assert_int_eq(create_send_of(&worker, "key", 1, tensor, TL_NS_PER_SEC, &single, &error), TL_OK);
     adopt(single);
 }
 
 static inline void create_receive(void)
 {
-    struct single *single;
+    struct op_single *single;
     ck_assert_int_eq(create_receive_of(&worker, 1, "key", 1, NULL, TL_NS_PER_SEC, &single, &error), TL_OK);
     adopt(single);
+}
+
+/* The operation is at the loop, in whatever state. */
+static inline void register_op(void)
+{
+    ck_assert(op_call_register(op->call, false));
 }
 
 /* Runs the closure that takes the operation to the loop. */
@@ -356,7 +367,7 @@ static inline void start_op(void)
 static inline void free_op(struct tl_op *of)
 {
     op_drop_error(of);
-    free(TL_CONTAINER_OF(of, struct single, op));
+    free(TL_CONTAINER_OF(of, struct op_single, op));
 }
 
 #endif

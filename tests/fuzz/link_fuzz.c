@@ -178,7 +178,7 @@ static void start_fetch(uint8_t byte)
         if (asked[i].state != ASKED_FREE) continue;
         struct tl_fetch *fetch = &asked[i].fetch;
         tl_fetch_init(fetch, &fetch_ops);
-        fetch->id = (struct tl_request_id){.incarnation = control->options.self.incarnation, .number = ++last_number};
+        fetch->number = ++last_number;
         fetch->key = link_frames_keys[byte % LINK_FRAMES_MAX_KEYS];
         fetch->wants_checksum = (byte & 0x10) != 0;
         asked[i].state = ASKED_RUNNING;
@@ -276,7 +276,7 @@ static void expect_request(uint64_t number)
 {
     bool is_known = false;
     for (size_t i = 0; i < MAX_FETCHES; i++)
-        is_known |= asked[i].state == ASKED_RUNNING && asked[i].fetch.id.number == number;
+        is_known |= asked[i].state == ASKED_RUNNING && asked[i].fetch.number == number;
     TL_CHECK(is_known);
 }
 

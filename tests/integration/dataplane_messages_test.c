@@ -240,7 +240,7 @@ START_TEST(more_than_fit_a_frame_arrive_in_order_before_requests)
     static const struct tl_fetch_ops ops = {.done = fetch_done};
     struct tl_fetch fetch;
     tl_fetch_init(&fetch, &ops);
-    fetch.id = (struct tl_request_id){.incarnation = 7, .number = 1};
+    fetch.number = 1;
     fetch.key = "w";
     for (uint64_t i = 1; i <= 12; i++)
         tell_offer(i, 10);

@@ -237,7 +237,7 @@ static void start_fetches(unsigned slot, size_t first, size_t count)
     for (size_t i = first; i < first + count; i++) {
         struct tl_fetch *fetch = &fetches[slot * ASKED + i];
         tl_fetch_init(fetch, &fetch_ops);
-        fetch->id = (struct tl_request_id){.incarnation = 42, .number = 1 + i};
+        fetch->number = 1 + i;
         fetch->key = "k";
         tl_link_fetch(links[slot], fetch);
     }

@@ -649,7 +649,7 @@ START_TEST(mapped_lies)
     request = raw_peer_heard(&raw, TL_MESSAGE_REQUEST);
     ck_assert(!request->may_map);
     ck_assert_uint_ne(request->handle, message.handle);
-    ck_assert_uint_eq(request->number, ask.fetch.id.number);
+    ck_assert_uint_eq(request->number, ask.fetch.number);
     renew();
     write_piece(0, SIZE_BYTES, 0);
     raw_peer_run(&raw);

@@ -203,7 +203,7 @@ END_TEST
 
 /* -------------------------------------------------------------------------------------------------------- size -- */
 
-_Static_assert(sizeof(struct request) <= 144, "a request that waits is small");
+_Static_assert(sizeof(struct request) <= 104, "a request that waits is small");
 _Static_assert(sizeof(struct response) <= 136, "a response that waits is small");
 
 static unsigned placement_count(void)

@@ -264,7 +264,7 @@ static void ask(unsigned slot, size_t first, size_t count, size_t key_count)
     for (size_t i = first; i < first + count; i++) {
         tl_fetch_init(&fetches[i], &fetch_ops);
         snprintf(names[i], sizeof(names[i]), "key/%05zu", i % key_count);
-        fetches[i].id = (struct tl_request_id){.incarnation = 42, .number = 1 + i};
+        fetches[i].number = 1 + i;
         fetches[i].key = names[i];
         fetches[i].priority = priority;
         tl_link_fetch(links[slot], &fetches[i]);

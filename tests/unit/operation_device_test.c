@@ -17,7 +17,7 @@ static void setup_device(void)
 
 static enum tl_status try_receive(const struct tl_recv_options *options)
 {
-    struct single *single;
+    struct op_single *single;
     enum tl_status status = create_receive_of(&worker, 1, "key", 1, options, TL_NS_PER_SEC, &single, &error);
     if (status == TL_OK) adopt(single);
     return status;
@@ -353,7 +353,7 @@ START_TEST(a_stream_that_is_captured)
     tl_tensor_set_stream(on_gpu, (tl_stream)stream);
     cuda->begin_capture(stream);
     expect_refused(&options, TL_FAILED_PRECONDITION, "being captured");
-    struct single *single;
+    struct op_single *single;
     ck_assert_int_eq(create_send_of(&worker, "key", 1, on_gpu, TL_NS_PER_SEC, &single, &error), TL_FAILED_PRECONDITION);
     ck_assert_msg(strstr(error.message, "being captured") != NULL, "%s", error.message);
     ck_assert(cuda->end_capture(stream));
@@ -366,7 +366,7 @@ START_TEST(sent_with_its_fence)
 {
     void *stream;
     struct tl_tensor *on_gpu = behind_work(&stream);
-    struct single *single;
+    struct op_single *single;
     ck_assert_int_eq(create_send_of(&worker, "key", 1, on_gpu, TL_NS_PER_SEC, &single, &error), TL_OK);
     adopt(single);
     start_op();

@@ -26,6 +26,7 @@ static struct tl_link link;
 static const struct tl_data_connection_events *path_events;
 static bool is_path_coming; /* a data connection is being set up */
 static struct tl_peer_request requests[MANY + 1];
+static const struct tl_request_ops request_ops;
 static struct tl_fetch *sent[MANY + 1];
 static size_t sent_count;
 
@@ -207,7 +208,7 @@ static void setup(void)
     peer = worker.members.peers[0];
     link.is_up = true;
     for (size_t i = 0; i < TL_ARRAY_COUNT(requests); i++)
-        tl_peer_request_init(&requests[i], NULL);
+        tl_peer_request_init(&requests[i], &request_ops);
 }
 
 static void teardown(void)

@@ -141,7 +141,7 @@ void fake_conn_close(struct tl_conn *conn_, const struct tl_error *reason)
 void fake_arm(struct tl_conn *conn_, struct tl_timer *timer, int64_t after_ns)
 {
     (void)conn_;
-    ck_assert_ptr_eq(timer, &request.timer);
+    ck_assert_ptr_eq(timer, &request.limit->timer);
     ck_assert_int_eq(after_ns, engine.options.peer_timeout_ns);
     note("arm");
 }
@@ -160,8 +160,7 @@ static void begin_in(enum request_state state)
     fetch = (struct tl_fetch){.key = "key"};
     memory_wait = (struct conn_memory_wait){.conn = &conn};
     placement = (struct request_placement){.request = &request};
-    request = (struct request){
-        .conn = &conn, .fetch = &fetch, .placement = &placement, .state = state, .timer = {.fire = request_timeout}};
+    request = (struct request){.conn = &conn, .fetch = &fetch, .placement = &placement, .state = state};
     trace[0] = '\0';
     is_wait_on_its_way = false;
 }
@@ -169,6 +168,7 @@ static void begin_in(enum request_state state)
 static void end(void)
 {
     tl_error_drop(request.result);
+    free(request.limit);
 }
 
 static void expect_status(enum tl_status code)

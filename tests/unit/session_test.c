@@ -397,13 +397,14 @@ static void request_done(struct tl_fetch *fetch, const struct tl_error *result)
     note(result->message);
 }
 
-static const struct tl_fetch_ops request_ops = {.done = request_done};
+static const struct tl_request_ops request_ops = {.on_loop = {.done = request_done},
+                                                  .on_reactor = {.done = tl_session_fetch_done}};
 
 /* A session lives until its last request is done. */
 START_TEST(requests_keep_it)
 {
     const struct tl_error why = {.code = TL_UNAVAILABLE, .message = "why"};
-    struct tl_peer_request request = {.fetch = {.ops = &request_ops, .id = {.number = 4}}};
+    struct tl_peer_request request = {.fetch = {.ops = &request_ops.on_loop, .number = 4}};
     const uint64_t *numbers;
     bring_up(true);
     tl_session_fetch(session, &request);
@@ -432,6 +433,44 @@ START_TEST(requests_keep_it)
 }
 END_TEST
 
+/* One closure takes a request there, a cancel after it, and comes back: a cancel that comes before, between and after
+ * the others. */
+START_TEST(requests_are_given_up)
+{
+    const struct tl_error given_up = {.code = TL_CANCELLED, .message = "given up"}, ok = {.code = TL_OK};
+    struct tl_peer_request request = {.fetch = {.ops = &request_ops.on_loop, .key = "key", .number = 4}};
+    bring_up(true);
+    tl_session_fetch(session, &request);
+    tl_session_cancel(&request);
+    tl_session_cancel(&request);
+    run();
+    check_calls("done: key was given up");
+    tl_session_fetch(session, &request);
+    run();
+    tl_session_cancel(&request);
+    tl_session_cancel(&request);
+    run();
+    check_calls("fetch cancel");
+    tl_session_cancel(&request);
+    ck_assert(tl_list_is_empty(&to_reactor));
+    request.fetch.ops->done(&request.fetch, &given_up);
+    tl_session_cancel(&request);
+    run();
+    check_calls("done: given up");
+    tl_session_fetch(session, &request);
+    run();
+    request.fetch.ops->done(&request.fetch, &ok);
+    tl_session_cancel(&request);
+    ck_assert(tl_list_is_empty(&to_reactor));
+    run();
+    check_calls("fetch done: ");
+    ck_assert_ptr_eq(request.fetch.ops, &request_ops.on_loop);
+    conn_closed((struct tl_conn *)&the_conn, &given_up);
+    run();
+    check_calls("closed: given up freed");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("session");
@@ -446,6 +485,7 @@ int main(void)
     tcase_add_test(tcase, could_not_connect);
     tcase_add_test(tcase, drained_and_closed);
     tcase_add_test(tcase, requests_keep_it);
+    tcase_add_test(tcase, requests_are_given_up);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

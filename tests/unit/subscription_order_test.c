@@ -115,6 +115,11 @@ bool tl_peer_cancel(struct tl_peer_request *request)
     return true;
 }
 
+void tl_session_fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
+{
+    (void)fetch, (void)result;
+}
+
 void tl_peer_fetch_done(struct tl_peer_request *request)
 {
     (void)request;

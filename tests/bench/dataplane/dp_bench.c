@@ -304,7 +304,7 @@ static void begin(struct asked *asked, int64_t now_ns)
     client.begun++;
     asked->begun_ns = now_ns;
     asked->fetch.may_map = settings.is_mapped;
-    asked->fetch.id = (struct tl_request_id){.incarnation = CLIENT_INCARNATION, .number = ++client.next_number};
+    asked->fetch.number = ++client.next_number;
     tl_conn_fetch(client.side.conn, &asked->fetch);
 }
 
