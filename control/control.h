@@ -152,9 +152,15 @@ struct tl_tls *tl_control_tls(const struct tl_control *control);
 /* Stopped. NULL is accepted. */
 void tl_control_destroy(struct tl_control *control);
 
+#define TL_CONTROL_GRPC_CORE_BYTES 96
+
 /* Sends what gRPC logs in this process to our log, in its format. For programs, not for libraries. Thread: any, before
  * the first loop is created. */
 void tl_control_route_grpc_log(bool is_ours);
+
+/* Writes which gRPC core the process uses: "gRPC core 29.0.0 of the system", or "gRPC core 58.0.0 built in from gRPC
+ * 1.85.3". Returns the buffer. */
+const char *tl_control_grpc_core(char buffer[TL_CONTROL_GRPC_CORE_BYTES]);
 
 /* Whether connections have taken the spare descriptors of the listener (control/listener.h). */
 bool tl_control_uses_spares(const struct tl_control *control);

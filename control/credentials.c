@@ -23,6 +23,23 @@ static grpc_arg integer_arg(const char *key, int value)
     return arg;
 }
 
+/* The current core has renamed the providers of certificates that 1.51 has. */
+static void set_identity(grpc_tls_credentials_options *options, const struct tl_call_tls *tls)
+{
+    grpc_tls_identity_pairs *pairs = grpc_tls_identity_pairs_create();
+    grpc_tls_identity_pairs_add_pair(pairs, tls->private_key, tls->cert_chain);
+#ifdef TENSORLANE_GRPC_CURRENT
+    grpc_tls_certificate_provider *provider = grpc_tls_certificate_provider_in_memory_create();
+    (void)grpc_tls_certificate_provider_in_memory_set_identity_certificate(provider, pairs);
+    grpc_tls_credentials_options_set_identity_certificate_provider(options, provider);
+#else
+    grpc_tls_certificate_provider *provider = grpc_tls_certificate_provider_static_data_create(NULL, pairs);
+    grpc_tls_credentials_options_set_certificate_provider(options, provider);
+    grpc_tls_credentials_options_watch_identity_key_cert_pairs(options);
+#endif
+    grpc_tls_certificate_provider_release(provider);
+}
+
 /* Credentials that take any certificate. gRPC has this only in a newer interface than the one for all else. */
 static grpc_channel_credentials *create_unverified(const struct tl_call_tls *tls)
 {
@@ -32,14 +49,7 @@ static grpc_channel_credentials *create_unverified(const struct tl_call_tls *tls
     grpc_tls_certificate_verifier_release(verifier);
     grpc_tls_credentials_options_set_verify_server_cert(options, 0);
     grpc_tls_credentials_options_set_check_call_host(options, 0);
-    if (tls->cert_chain != NULL) {
-        grpc_tls_identity_pairs *pairs = grpc_tls_identity_pairs_create();
-        grpc_tls_identity_pairs_add_pair(pairs, tls->private_key, tls->cert_chain);
-        grpc_tls_certificate_provider *provider = grpc_tls_certificate_provider_static_data_create(NULL, pairs);
-        grpc_tls_credentials_options_set_certificate_provider(options, provider);
-        grpc_tls_certificate_provider_release(provider);
-        grpc_tls_credentials_options_watch_identity_key_cert_pairs(options);
-    }
+    if (tls->cert_chain != NULL) set_identity(options, tls);
     return grpc_tls_credentials_create(options);
 }
 
@@ -65,6 +75,7 @@ static grpc_channel *create_channel(const char *address, int fd, const struct tl
         integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)options->max_message_bytes),
         integer_arg(GRPC_ARG_KEEPALIVE_TIME_MS, tl_clock_to_ms(options->keepalive_ns)),
         integer_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, tl_clock_to_ms(options->keepalive_timeout_ns)),
+        integer_arg(TL_ARG_PING_TIMEOUT_MS, tl_clock_to_ms(options->keepalive_timeout_ns)),
         integer_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0),
         integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         integer_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),

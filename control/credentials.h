@@ -5,6 +5,9 @@
 
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
+#if __has_include(<grpc/credentials.h>)
+#include <grpc/credentials.h> /* newer cores have credentials in a header of their own */
+#endif
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -15,6 +18,9 @@ grpc_server_credentials *tl_credentials_for_server(void);
 
 /* Bytes of a frame that a side takes at most; the same on both sides. */
 #define TL_HTTP2_FRAME_BYTES (4 * 1024 * 1024)
+
+/* Newer cores than 1.51 wait that long, a minute by default, for a ping that was sent before the one of keepalive. */
+#define TL_ARG_PING_TIMEOUT_MS "grpc.http2.ping_timeout_ms"
 
 struct tl_call_tls;
 

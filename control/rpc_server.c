@@ -321,6 +321,7 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
         integer_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_CALLS_PER_CONNECTION),
         integer_arg(GRPC_ARG_KEEPALIVE_TIME_MS, tl_clock_to_ms(options->keepalive_ns)),
         integer_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, tl_clock_to_ms(options->keepalive_timeout_ns)),
+        integer_arg(TL_ARG_PING_TIMEOUT_MS, tl_clock_to_ms(options->keepalive_timeout_ns)),
         /* Also without calls: a connection whose client has vanished would stay for ever. */
         integer_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),

@@ -27,14 +27,6 @@ static inline void tl_tag_init(struct tl_tag *tag, void (*complete)(struct tl_ta
 grpc_completion_queue *tl_loop_cq(struct tl_loop *loop);
 
 /* A monotonic deadline as gRPC wants it. */
-static inline gpr_timespec tl_deadline_to_gpr(int64_t deadline_ns)
-{
-    if (deadline_ns == TL_TIME_NEVER) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
-    if (deadline_ns <= 0) return gpr_inf_past(GPR_CLOCK_MONOTONIC);
-    gpr_timespec time = {.tv_sec = deadline_ns / TL_NS_PER_SEC,
-                         .tv_nsec = (int32_t)(deadline_ns % TL_NS_PER_SEC),
-                         .clock_type = GPR_CLOCK_MONOTONIC};
-    return time;
-}
+gpr_timespec tl_deadline_to_gpr(int64_t deadline_ns);
 
 #endif

@@ -84,7 +84,8 @@ static int run_version(int argc, char **argv)
         tl_output_error("version", "unexpected argument %s", argv[1]);
         return TL_EXIT_USAGE;
     }
-    printf("tensorlane %s\n", tl_version());
+    char core[TL_CONTROL_GRPC_CORE_BYTES];
+    printf("tensorlane %s (%s)\n", tl_version(), tl_control_grpc_core(core));
     return tl_output_finish("version", TL_EXIT_OK);
 }
 

@@ -38,9 +38,12 @@ class Usage(cli_support.Case):
                     self.assertIn(f"-{flag.lstrip('-')}", manual, f"{command} {flag}")
 
     def test_version(self):
-        expected = f"tensorlane {self.header_version()}\n"
+        pinned = (cli_support.SOURCE / "cmake/grpc_current/pin.cmake").read_text()
+        pinned = pinned.split("GRPC_CURRENT_VERSION ")[1].split(")")[0]
+        origin = f"built in from gRPC {pinned}" if os.environ["TENSORLANE_GRPC_CURRENT"] else "of the system"
+        expected = rf"tensorlane {self.header_version()} \(gRPC core \d+\.\d+\.\d+ {origin}\)\n"
         for arguments in (["version"], ["--version"], ["-V"]):
-            self.assertEqual(self.assert_run(0, *arguments).stdout, expected)
+            self.assertRegex(self.assert_run(0, *arguments).stdout, f"^{expected}$")
         self.assert_error(2, "unexpected argument", "version", "x")
 
     def header_version(self):

@@ -2,13 +2,13 @@
 /* Receive and Publish of clients that have no link, over a real connection, with good and bad messages. */
 #include <check.h>
 #include <grpc/compression.h>
-#include <grpc/grpc_security.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "control/credentials.h"
 #include "fakes/fake_worker.h"
 #include "fakes/raw_call.h"
 #include "fakes/run_suite.h"

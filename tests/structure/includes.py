@@ -15,7 +15,8 @@ FOLDERS = {
     "tensor": ["base"],
     "config": ["base"],
     "security": ["base"],
-    "control": ["base", "tensor", "security", "proto"],
+    "cmake": [],
+    "control": ["base", "tensor", "security", "proto", "cmake"],
     "dataplane": ["base", "tensor"],
     "server": ["base", "tensor", "config", "security", "control", "dataplane"],
     "include": [],
@@ -40,7 +41,8 @@ SUBFOLDERS = {
 
 # For each header from elsewhere, the only files that may include it.
 FOREIGN = {
-    "grpc/*": ["control/*", "tests/*"],
+    "grpc/*": ["control/*", "cmake/grpc_current/*", "tests/*"],
+    "absl/*": ["cmake/grpc_current/*"],
     "grpc++/*": ["tests/bench/*"],
     "grpcpp/*": ["tests/bench/*"],
     "openssl/*": ["security/*", "tests/*"],

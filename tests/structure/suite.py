@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that ./dev test does after the packages are there.
 
-    suite.py [STAGE...]      all stages except interop and quick, or those named, which are release asan tsan fuzz vm
-                             interop quick
+    suite.py [STAGE...]      all stages up to vm, or those named, which are release asan tsan fuzz vm interop quick
+                             grpc-current
     suite.py --quick         the stage quick alone: some minutes, and no virtual machine
     suite.py --interop       the stage interop alone, which needs PyPI
+    suite.py --grpc current  the stage grpc-current alone, which needs PyPI the first time
 
 release   builds, then every test: unit, integration, fuzz corpus, structure, package
 asan      builds with AddressSanitizer and UndefinedBehaviorSanitizer, then unit, integration, fuzz corpus
@@ -15,6 +16,7 @@ vm        builds as release does, then every test of tests/rdma_vm: programs run
           none of these may be skipped
 interop   builds as release does, then tests with current packages of PyPI (tests/interop), which are skipped without it
 quick     as release, but the tests labelled thorough are left out, and named
+grpc-current  as release, with the gRPC core of cmake/grpc_current
 
 The last line is "N passed, N failed, N skipped" over all stages; the exit status is 0 when nothing failed. For each
 skipped test the program prints what was missing. A stage that cannot be built counts as one failed test.
@@ -56,12 +58,16 @@ def report(outcome, name, detail=""):
 
 def build(preset, *targets):
     """Configures and builds everything or the targets; prints the compiler's output when that fails."""
-    for command in (["cmake", "--preset", preset, "--log-level=WARNING", "-DTENSORLANE_BENCH=OFF"],
-                    ["cmake", "--build", "--preset", preset, "--target", *(targets or ["all"]), "--", "--quiet"]):
+    return build_with(preset, ["cmake", "--preset", preset, "--log-level=WARNING", "-DTENSORLANE_BENCH=OFF"],
+                      ["cmake", "--build", "--preset", preset, "--target", *(targets or ["all"]), "--", "--quiet"])
+
+
+def build_with(name, *commands):
+    for command in commands:
         result = subprocess.run(command, cwd=source.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                 errors="replace", check=False)
         if result.returncode:
-            report("failed", f"{preset}: build", result.stdout[-8000:])
+            report("failed", f"{name}: build", result.stdout[-8000:])
             return False
     return True
 
@@ -150,7 +156,7 @@ def quick():
         listed = subprocess.run(["ctest", "--test-dir", source.ROOT / "build/release", "-N", "-L", "^thorough$"],
                                 stdout=subprocess.PIPE, text=True, check=True).stdout
         names = re.findall(r"Test +#\d+: (\S+)", listed)
-        print(f"left to ./dev test: {', '.join(names)}, and the stages {', '.join(BY_DEFAULT[1:])}", flush=True)
+        print(f"left to ./dev test: {', '.join(names)}, and the stages {', '.join(list(BY_DEFAULT)[1:])}", flush=True)
         run_tests("release", JOBS, "-LE", "^thorough$")
 
 
@@ -187,13 +193,19 @@ def interop():
         report("failed", "interop", f"{result.stdout}\n(tests/interop/run.py ended with {result.returncode})")
 
 
-STAGES = {"release": release, "asan": asan, "tsan": tsan, "fuzz": fuzz, "vm": vm, "interop": interop, "quick": quick}
-BY_DEFAULT = [name for name in STAGES if name not in ("interop", "quick")]
-OPTIONS = {"--quick": "quick", "--interop": "interop"}
+def grpc_current():
+    if build_with("grpc-current", ["./dev", "build", "--grpc", "current"]):
+        run_tests("release-grpc-current", JOBS)
+
+
+BY_DEFAULT = {"release": release, "asan": asan, "tsan": tsan, "fuzz": fuzz, "vm": vm}
+STAGES = {**BY_DEFAULT, "interop": interop, "quick": quick, "grpc-current": grpc_current}
+OPTIONS = {"--quick": "quick", "--interop": "interop", "--grpc current": "grpc-current"}
 
 
 def main():
-    names = [OPTIONS.get(word, word) for word in sys.argv[1:]] or BY_DEFAULT
+    words = " ".join(sys.argv[1:])
+    names = [OPTIONS[words]] if words in OPTIONS else words.split() or list(BY_DEFAULT)
     unknown = [name for name in names if name not in STAGES]
     if unknown:
         sys.exit(f"no such stage: {', '.join(unknown)}; there are {', '.join(STAGES)}, and {', '.join(OPTIONS)}")

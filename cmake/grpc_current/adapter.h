@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the library uses of gRPC 1.51 and the current core lacks. */
+#ifndef GRPC_CURRENT_ADAPTER_H
+#define GRPC_CURRENT_ADAPTER_H
+
+#include <grpc/support/log.h>
+
+#ifdef TENSORLANE_GRPC_CURRENT
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    const char *file;
+    int line;
+    gpr_log_severity severity;
+    const char *message;
+} gpr_log_func_args;
+
+/* Gives each line of gRPC's log to the function, from any thread; NULL: to stderr. Lines below errors are left out
+ * unless GRPC_VERBOSITY says otherwise. */
+void gpr_set_log_function(void (*function)(gpr_log_func_args *args));
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+#endif
