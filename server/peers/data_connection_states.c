@@ -356,13 +356,8 @@ static void leave_link(struct tl_data_connection *connection, const struct conne
     disarm(connection);
     connection->link = NULL;
     data_connection_set_reason(connection, "the peer is not connected");
-}
-
-/* The log says again that it is up when it comes back over the next link. */
-static void leave_link_while_up(struct tl_data_connection *connection, const struct connection_event *event)
-{
-    connection->has_logged = false;
-    leave_link(connection, event);
+    /* When the log has said last that it is up, it says so again when it comes up over the next link. */
+    if (connection->logged[0] == '\0') connection->has_logged = false;
 }
 
 /* The transport may have ended already. */
@@ -444,7 +439,7 @@ static const struct transition transitions[][CONNECTION_EVENTS] = {
         [CONNECTION_EVENT_PASSING] = {TL_DATA_CONNECTION_EXPECTING, expect_after_passing},
     },
     [TL_DATA_CONNECTION_UP] = {
-        [CONNECTION_EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link_while_up},
+        [CONNECTION_EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
         [CONNECTION_EVENT_OFFER_RECEIVED] = {TL_DATA_CONNECTION_UP, refuse_second_offer},
         [CONNECTION_EVENT_ANSWER_RECEIVED] = {TL_DATA_CONNECTION_UP, nothing},
         [CONNECTION_EVENT_REFUSAL_RECEIVED] = {TL_DATA_CONNECTION_UP, take_refusal},
