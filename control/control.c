@@ -71,6 +71,7 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
     }
     status = tl_wire_arena_init(control->arena, ARENA_BYTES, ret_error);
     if (status == TL_OK && options->tls != NULL) status = tl_tls_create(options->tls, &control->tls, ret_error);
+    if (status == TL_OK && control->tls != NULL) status = tl_tls_attach(control->tls, loop, ret_error);
     if (status != TL_OK) goto fail;
     control->options.tls = NULL;
     *ret_control = control;

@@ -7,6 +7,7 @@
  */
 #include "control/loop.h"
 
+#include <errno.h>
 #include <grpc/grpc.h>
 #include <grpc/support/cpu.h>
 #include <grpc/support/time.h>
@@ -15,13 +16,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
 #include "control/tag.h"
+#include "control/tls_relay.h"
 
 /* So many events are handled before the deferred closures run: this bounds how long a small answer is held back. */
 #define EVENTS_PER_ROUND 64
@@ -32,6 +36,12 @@ struct tl_loop {
     grpc_call *wake_call;
     struct tl_tag wake_tag;
     struct tl_loop_core core;
+    struct tl_tls_relay *relay;  /* NULL: none */
+    int wake_fd;                 /* wakes an owner that waits for TLS connections; -1: there never were any */
+    atomic_bool is_watching;     /* the owner waits for TLS connections, and not in gRPC */
+    bool has_heard;              /* gRPC had an event in this round */
+    bool has_written;            /* gRPC was given something to send in this round */
+    unsigned moved_count;        /* sockets for which something came at the end of the round before */
     atomic_uint_fast64_t rounds; /* odd while the owner is inside gRPC */
     atomic_int owner_clock;      /* clockid_t: processor time of the latest owner */
 };
@@ -142,6 +152,7 @@ enum tl_status tl_loop_create(struct tl_loop **ret_loop, struct tl_error *ret_er
     TL_CHECK(loop->wake_call != NULL);
     tl_tag_init(&loop->wake_tag, wake_complete);
     tl_loop_core_init(&loop->core);
+    loop->wake_fd = -1;
     *ret_loop = loop;
     return TL_OK;
 }
@@ -159,6 +170,7 @@ void tl_loop_destroy(struct tl_loop *loop)
         TL_CHECK(event.type == GRPC_QUEUE_SHUTDOWN || event.tag == &loop->wake_tag);
     } while (event.type != GRPC_QUEUE_SHUTDOWN);
     grpc_completion_queue_destroy(loop->cq);
+    if (loop->wake_fd >= 0) (void)close(loop->wake_fd);
     free(loop);
 }
 
@@ -176,6 +188,7 @@ void tl_loop_wake(struct tl_loop *loop)
 {
     grpc_call_error error = grpc_call_start_batch(loop->wake_call, NULL, 0, &loop->wake_tag, NULL);
     TL_CHECK(error == GRPC_CALL_OK);
+    if (atomic_load(&loop->is_watching)) (void)eventfd_write(loop->wake_fd, 1);
 }
 
 void tl_loop_post(struct tl_loop *loop, struct tl_closure *closure)
@@ -229,11 +242,61 @@ static unsigned handle_events(struct tl_loop *loop, int64_t deadline_ns)
         if (event.type != GRPC_OP_COMPLETE) break;
         struct tl_tag *tag = event.tag;
         TL_CHECK(tag->magic == TL_TAG_MAGIC);
+        loop->has_heard |= tag != &loop->wake_tag;
         tag->complete(tag, event.success != 0);
         count++;
     }
     return count;
 }
+
+/* ---------------------------------------------------------------------------------------------- TLS connections -- */
+
+enum tl_status tl_loop_enter_relay(struct tl_loop *loop, struct tl_tls_relay *relay, struct tl_error *ret_error)
+{
+    loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (loop->wake_fd < 0) return tl_error_set_errno(ret_error, errno, "no descriptor to wait for TLS connections");
+    enum tl_status status = tl_tls_relay_attach(relay, loop->wake_fd, ret_error);
+    if (status == TL_OK) loop->relay = relay;
+    return status;
+}
+
+void tl_loop_leave_relay(struct tl_loop *loop)
+{
+    tl_tls_relay_detach(loop->relay);
+    atomic_store(&loop->is_watching, false);
+    loop->relay = NULL;
+}
+
+static bool is_watching(const struct tl_loop *loop)
+{
+    return atomic_load_explicit(&loop->is_watching, memory_order_relaxed);
+}
+
+/* The owner is at work: from now on it looks at the TLS connections itself. */
+static void begin_watching(struct tl_loop *loop)
+{
+    if (loop->relay == NULL || is_watching(loop)) return;
+    if (tl_tls_relay_enter(loop->relay)) atomic_store(&loop->is_watching, true);
+}
+
+void tl_loop_begin_write(struct tl_loop *loop)
+{
+    begin_watching(loop);
+    loop->has_written = true;
+}
+
+/* Moves bytes of TLS connections, and waits for some until deadline_ns, but not for long. Returns for how many sockets
+ * any came. */
+static unsigned move_bytes(struct tl_loop *loop, int64_t deadline_ns)
+{
+    bool is_over;
+    if (!is_watching(loop)) return 0;
+    unsigned count = tl_tls_relay_drive(loop->relay, deadline_ns, &is_over);
+    if (is_over) atomic_store(&loop->is_watching, false);
+    return count;
+}
+
+/* ------------------------------------------------------------------------------------------------------- rounds -- */
 
 static bool run_closures_and_timers(struct tl_loop *loop)
 {
@@ -255,14 +318,40 @@ bool tl_loop_run_closures(struct tl_loop *loop)
     return did_work;
 }
 
+/* Handles the events behind what was moved: gRPC looks at one of its sockets each time, and says nothing when that had
+ * no more than window updates. */
+static bool handle_moved(struct tl_loop *loop, unsigned count)
+{
+    bool has_any = false;
+    for (unsigned i = 0; i < count; i++)
+        has_any |= handle_events(loop, 0) > 0;
+    return has_any;
+}
+
+/* Waits in gRPC, or for TLS connections, until deadline_ns, and handles what comes. Returns whether anything did. */
+static bool wait_for_events(struct tl_loop *loop, int64_t deadline_ns)
+{
+    if (!is_watching(loop)) return handle_events(loop, deadline_ns) > 0;
+    /* What is there already; at least the ends of what was sent. */
+    if (handle_moved(loop, loop->moved_count + 1)) return true;
+    unsigned count = move_bytes(loop, deadline_ns);
+    (void)handle_moved(loop, count);
+    return count > 0 || (!is_watching(loop) && handle_events(loop, deadline_ns) > 0);
+}
+
 bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns)
 {
     tl_loop_core_enter();
     bool did_work = run_all_closures(loop);
     bool may_sleep = !did_work && tl_loop_core_prepare_sleep(&loop->core);
-    did_work |= handle_events(loop, may_sleep ? tl_loop_core_sleep_until_ns(&loop->core, deadline_ns) : 0) > 0;
+    bool has_events = wait_for_events(loop, may_sleep ? tl_loop_core_sleep_until_ns(&loop->core, deadline_ns) : 0);
     if (may_sleep) tl_loop_core_end_sleep(&loop->core);
-    did_work |= run_all_closures(loop);
+    if (loop->has_heard) begin_watching(loop);
+    loop->has_heard = false;
+    did_work |= run_all_closures(loop) || has_events;
+    /* The next round may be far away. What gRPC says itself, about windows, leaves with what is sent next. */
+    loop->moved_count = loop->has_written ? move_bytes(loop, 0) : 0;
+    loop->has_written = false;
     tl_loop_core_leave();
     return did_work;
 }

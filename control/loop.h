@@ -17,6 +17,7 @@
 #include "base/loop_core.h"
 
 struct tl_loop;
+struct tl_tls_relay;
 
 /* Creates a loop; the first one starts gRPC and its threads. Errors: TL_RESOURCE_EXHAUSTED: no memory, or not enough
  * threads. Ownership: *ret_loop until tl_loop_destroy. Thread: any. */
@@ -29,6 +30,14 @@ void tl_loop_destroy(struct tl_loop *loop);
 /* Runs one round; sleeps until deadline_ns (monotonic; 0: not at all) when there is nothing to do. Returns whether
  * anything was done. */
 bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns);
+
+/* From now on the owner moves the bytes of these TLS connections itself while it is at work (control/tls_relay.h),
+ * until tl_loop_leave_relay. Once. Errors: TL_RESOURCE_EXHAUSTED: no descriptor. */
+enum tl_status tl_loop_enter_relay(struct tl_loop *loop, struct tl_tls_relay *relay,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+void tl_loop_leave_relay(struct tl_loop *loop);
+/* gRPC is about to be given something to send, which leaves by the end of this round. */
+void tl_loop_begin_write(struct tl_loop *loop);
 
 /* Runs the part of a round that does not look at gRPC: closures, timers, deferred closures. Returns whether there were
  * any. */

@@ -122,6 +122,7 @@ static void maybe_end(struct tl_stream *stream)
 
 static void start_batch(struct tl_stream *stream, const grpc_op *ops, size_t count, struct tl_tag *tag)
 {
+    if (tag != &stream->read_tag) tl_loop_begin_write(stream->loop);
     grpc_call_error error = grpc_call_start_batch(stream->call, ops, count, tag, NULL);
     TL_CHECK(error == GRPC_CALL_OK);
     stream->pending++;

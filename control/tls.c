@@ -12,6 +12,7 @@ struct tl_tls {
     atomic_uint references;
     struct tl_tls_relay *relay;
     struct tl_tls_handshakes *handshakes;
+    struct tl_loop *loop; /* whose owner moves bytes; NULL: none does */
 };
 
 enum tl_status tl_tls_create(const struct tl_tls_options *options, struct tl_tls **ret_tls, struct tl_error *ret_error)
@@ -30,8 +31,16 @@ enum tl_status tl_tls_create(const struct tl_tls_options *options, struct tl_tls
     return TL_OK;
 }
 
+enum tl_status tl_tls_attach(struct tl_tls *tls, struct tl_loop *loop, struct tl_error *ret_error)
+{
+    enum tl_status status = tl_loop_enter_relay(loop, tls->relay, ret_error);
+    if (status == TL_OK) tls->loop = loop;
+    return status;
+}
+
 void tl_tls_end(struct tl_tls *tls)
 {
+    if (tls->loop != NULL) tl_loop_leave_relay(tls->loop);
     if (tls->handshakes != NULL) tl_tls_handshakes_end(tls->handshakes);
     if (tls->relay != NULL) tl_tls_relay_end(tls->relay);
 }

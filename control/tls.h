@@ -36,6 +36,10 @@ struct tl_tls_options {
 enum tl_status tl_tls_create(const struct tl_tls_options *options, struct tl_tls **ret_tls,
                              struct tl_error *ret_error) TL_MUST_USE;
 
+/* From now on the loop's owner moves bytes itself while it is at work, and the relay thread the rest. Once.
+ * Errors: TL_RESOURCE_EXHAUSTED: no descriptor. Thread: the loop's owner, as tl_tls_end then. */
+enum tl_status tl_tls_attach(struct tl_tls *tls, struct tl_loop *loop, struct tl_error *ret_error) TL_MUST_USE;
+
 /* Ends all connections and handshakes, and the threads: nothing that was accepted is called any more, and dials fail,
  * those that come later, too. Once. Blocks: for a handshake that is being computed. */
 void tl_tls_end(struct tl_tls *tls);

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The relay thread.
+ * The relay.
  *
  * Happy path: epoll says, edge-triggered, which of the two sockets of a connection can be read or written; the
  * connection then waits in `ready` and is moved, for a bounded number of bytes at a time, until neither direction gets
- * further.
+ * further. Who does that holds `moving`.
+ *
+ * The thread waits for the epoll instance of the sockets in another one, `outer`. While the loop's owner drives, that
+ * one does not look, so that the thread sleeps. Once a second the thread takes the connections back: to look at
+ * certificates, and because the owner may have stopped driving without a word.
  *
  * Failure modes: when one side has ended, what came from it before is still brought to the other one, for LINGER_NS at
  * most. The certificates of peers are looked at again once a second: for the end of their time, and against a context
@@ -42,6 +46,10 @@
 #define MAX_EVENTS 64
 #define LINGER_NS (5 * TL_NS_PER_SEC)
 #define PERIOD_NS TL_NS_PER_SEC
+/* The loop's owner gives the connections back when nothing has come for so long. */
+#define DRIVEN_NS TL_NS_PER_MS
+/* From so many bytes in one pass on the thread moves them, beside what the owner does with those before. */
+#define BULK_BYTES (64 * 1024)
 #define NAME_PREFIX "tensorlane-"
 
 /* One of the two sockets of a connection, as epoll knows it. */
@@ -49,7 +57,9 @@ struct relay_end {
     struct relayed *relayed;
     int fd;
     bool can_read;
+    bool has_ended; /* reads must find the end */
     bool can_write;
+    bool asks_write; /* epoll is asked when it can be written to */
 };
 
 struct relayed {
@@ -72,17 +82,23 @@ struct relayed {
 struct tl_tls_relay {
     pthread_t thread;
     bool has_thread;
-    int epoll;
+    int epoll; /* waits for the sockets */
+    int outer; /* waits for `epoll`, in the thread */
     int event;
-    pthread_mutex_t mutex;          /* guards what follows */
-    struct tl_number_map by_id;     /* struct relayed by id */
-    struct tl_list added;           /* struct relayed.place: not yet in `all` */
+    int wake_fd;                /* the loop's; -1: none is attached */
+    atomic_bool is_driven;      /* the loop's owner looks at `epoll`, and the thread does not; changes under `moving` */
+    pthread_mutex_t mutex;      /* guards these four */
+    struct tl_number_map by_id; /* struct relayed by id */
+    struct tl_list added;       /* struct relayed.place: not yet in `all` */
     struct tl_tls_context *context; /* to check peers against; NULL: none, or done */
     bool is_ending;
-    /* The thread's. */
+    pthread_mutex_t moving; /* guards what follows, and struct relayed; taken before `mutex` */
     struct tl_list all;
     struct tl_list ready;
     int64_t period_ns; /* when certificates are looked at next */
+    int64_t moved_ns;  /* when something was moved last while it is driven */
+    size_t pass_bytes; /* moved in this pass */
+    int64_t bulk_ns;   /* when a pass last moved BULK_BYTES */
     uint8_t *buffer;   /* [STEP_BYTES] */
 };
 
@@ -162,6 +178,21 @@ static void note_end(struct relayed *relayed, bool *end)
     if (relayed->ended_ns == 0) relayed->ended_ns = tl_clock_now_ns();
 }
 
+/* A Unix socket says whenever its peer has read that it can be written to, so that it is asked only when that matters.
+ */
+static bool watch(struct tl_tls_relay *relay, int operation, struct relay_end *end)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.ptr = end};
+    if (!end->can_write) event.events |= EPOLLOUT;
+    end->asks_write = !end->can_write;
+    return epoll_ctl(relay->epoll, operation, end->fd, &event) == 0;
+}
+
+static void maybe_watch(struct tl_tls_relay *relay, struct relay_end *end)
+{
+    if (end->asks_write == end->can_write) (void)watch(relay, EPOLL_CTL_MOD, end);
+}
+
 /* ------------------------------------------------------------------------------------------------------ moving -- */
 
 /* Gives gRPC what waits for it; false: it does not take all of it now. */
@@ -225,6 +256,7 @@ static bool move_in(struct tl_tls_relay *relay, struct relayed *relayed)
     case TL_TLS_ENDED:
         note_end(relayed, &relayed->is_wire_ended);
     }
+    relay->pass_bytes += len_bytes;
     if (!push_plain(relayed, relay->buffer, &begin, len_bytes) &&
         !keep_plain(relayed, relay->buffer + begin, len_bytes - begin)) {
         note_end(relayed, &relayed->is_wire_ended);
@@ -258,6 +290,8 @@ static bool move_out(struct tl_tls_relay *relay, struct relayed *relayed)
         tl_tls_session_write_end(relayed->session);
         return true;
     }
+    relay->pass_bytes += (size_t)got;
+    if (got < STEP_BYTES && !relayed->pair.has_ended) relayed->pair.can_read = false;
     if (tl_tls_session_write(relayed->session, relay->buffer, (size_t)got)) return true;
     note_end(relayed, &relayed->is_wire_ended);
     note_end(relayed, &relayed->is_pair_ended);
@@ -268,24 +302,24 @@ static bool move_out(struct tl_tls_relay *relay, struct relayed *relayed)
 static void move(struct tl_tls_relay *relay, struct relayed *relayed)
 {
     for (unsigned step = 0; step < MAX_STEPS; step++) {
+        if (relay->pass_bytes >= BULK_BYTES && atomic_load(&relay->is_driven)) break;
         bool has_moved = move_in(relay, relayed);
         has_moved = move_out(relay, relayed) || has_moved;
         if (has_moved) continue;
         bool is_read = relayed->is_wire_ended && relayed->plain == NULL;
         bool is_written = relayed->is_pair_ended && relayed->tcp.can_write;
-        if (is_read || is_written) relayed_end(relay, relayed);
+        if (is_read || is_written) {
+            relayed_end(relay, relayed);
+        } else {
+            maybe_watch(relay, &relayed->tcp);
+            maybe_watch(relay, &relayed->pair);
+        }
         return;
     }
     set_ready(relay, relayed);
 }
 
 /* ------------------------------------------------------------------------------------------------------ thread -- */
-
-static bool watch(struct tl_tls_relay *relay, struct relay_end *end)
-{
-    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = end};
-    return epoll_ctl(relay->epoll, EPOLL_CTL_ADD, end->fd, &event) == 0;
-}
 
 static void take_added(struct tl_tls_relay *relay)
 {
@@ -297,7 +331,7 @@ static void take_added(struct tl_tls_relay *relay)
         if (place == NULL) return;
         struct relayed *relayed = TL_CONTAINER_OF(place, struct relayed, place);
         tl_list_push_back(&relay->all, &relayed->place);
-        if (watch(relay, &relayed->tcp) && watch(relay, &relayed->pair)) {
+        if (watch(relay, EPOLL_CTL_ADD, &relayed->tcp) && watch(relay, EPOLL_CTL_ADD, &relayed->pair)) {
             set_ready(relay, relayed);
         } else {
             TL_LOG_AT_WARN("TLS connection ended", TL_STR("address", relayed->peer->target),
@@ -318,6 +352,7 @@ static bool is_accepted_still(const struct relayed *relayed, const struct tl_tls
     return context == NULL || tl_tls_session_recheck(relayed->session, context, ret_error) == TL_OK;
 }
 
+/* At most once in PERIOD_NS. */
 static void look_at_all(struct tl_tls_relay *relay)
 {
     int64_t now_ns = tl_clock_now_ns();
@@ -346,12 +381,9 @@ static void look_at_all(struct tl_tls_relay *relay)
 static void note_event(struct tl_tls_relay *relay, const struct epoll_event *event)
 {
     struct relay_end *end = event->data.ptr;
-    if (end == NULL) {
-        eventfd_t ignored;
-        (void)eventfd_read(relay->event, &ignored);
-        return;
-    }
+    if (end == NULL) return; /* an eventfd: edge-triggered, it need not be read */
     if ((event->events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) end->can_read = true;
+    if ((event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) end->has_ended = true;
     if ((event->events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0) end->can_write = true;
     set_ready(relay, end->relayed);
 }
@@ -364,25 +396,117 @@ static bool is_ending(struct tl_tls_relay *relay)
     return is_ending;
 }
 
+/* Looks at the sockets, waits for them if nothing is to be moved, and moves. Returns for how many sockets something
+ * came, and at least one where something was left to be moved. */
+static unsigned move_all(struct tl_tls_relay *relay, int timeout_ms)
+{
+    struct epoll_event events[MAX_EVENTS];
+    struct tl_list moving, *place;
+    int count = epoll_wait(relay->epoll, events, MAX_EVENTS, tl_list_is_empty(&relay->ready) ? timeout_ms : 0);
+    for (int i = 0; i < count; i++)
+        note_event(relay, &events[i]);
+    take_added(relay);
+    bool has_any = !tl_list_is_empty(&relay->ready);
+    tl_list_init(&moving);
+    tl_list_splice_back(&moving, &relay->ready);
+    relay->pass_bytes = 0;
+    while ((place = tl_list_pop_front(&moving)) != NULL)
+        move(relay, TL_CONTAINER_OF(place, struct relayed, ready));
+    if (relay->pass_bytes >= BULK_BYTES) relay->bulk_ns = tl_clock_now_ns();
+    return count > 0 ? (unsigned)count : has_any;
+}
+
+/* Says who looks at the sockets. `moving` is held. */
+static void set_driven(struct tl_tls_relay *relay, bool is_driven)
+{
+    if (atomic_load(&relay->is_driven) == is_driven) return;
+    struct epoll_event event = {.events = is_driven ? 0 : EPOLLIN};
+    TL_CHECK(epoll_ctl(relay->outer, EPOLL_CTL_MOD, relay->epoll, &event) == 0);
+    atomic_store(&relay->is_driven, is_driven);
+    if (!is_driven && !tl_list_is_empty(&relay->ready)) (void)eventfd_write(relay->event, 1);
+}
+
+/* Returns how long the thread sleeps at most, -1: until something comes. `moving` is held. */
+static int sleep_ms_of(const struct tl_tls_relay *relay)
+{
+    if (!tl_list_is_empty(&relay->ready)) return 0;
+    return tl_list_is_empty(&relay->all) ? -1 : (int)(PERIOD_NS / TL_NS_PER_MS);
+}
+
 static void *run(void *argument)
 {
     struct tl_tls_relay *relay = argument;
-    struct epoll_event events[MAX_EVENTS];
+    int timeout_ms = -1;
     while (!is_ending(relay)) {
-        int timeout_ms = tl_list_is_empty(&relay->all) ? -1 : (int)(PERIOD_NS / TL_NS_PER_MS);
-        int count = epoll_wait(relay->epoll, events, MAX_EVENTS, tl_list_is_empty(&relay->ready) ? timeout_ms : 0);
-        for (int i = 0; i < count; i++)
-            note_event(relay, &events[i]);
-        take_added(relay);
-        struct tl_list moving;
-        tl_list_init(&moving);
-        tl_list_splice_back(&moving, &relay->ready);
-        struct tl_list *place;
-        while ((place = tl_list_pop_front(&moving)) != NULL)
-            move(relay, TL_CONTAINER_OF(place, struct relayed, ready));
+        struct epoll_event event;
+        int count = epoll_wait(relay->outer, &event, 1, timeout_ms);
+        /* The owner has just entered, and has what came. */
+        if (count > 0 && atomic_load(&relay->is_driven)) continue;
+        pthread_mutex_lock(&relay->moving);
+        set_driven(relay, false);
+        (void)move_all(relay, 0);
         look_at_all(relay);
+        timeout_ms = sleep_ms_of(relay);
+        pthread_mutex_unlock(&relay->moving);
     }
     return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------- loop's owner -- */
+
+enum tl_status tl_tls_relay_attach(struct tl_tls_relay *relay, int wake_fd, struct tl_error *ret_error)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = NULL};
+    if (epoll_ctl(relay->epoll, EPOLL_CTL_ADD, wake_fd, &event) != 0)
+        return tl_error_set_errno(ret_error, errno, "cannot wait for TLS connections");
+    relay->wake_fd = wake_fd;
+    return TL_OK;
+}
+
+void tl_tls_relay_detach(struct tl_tls_relay *relay)
+{
+    pthread_mutex_lock(&relay->moving);
+    set_driven(relay, false);
+    pthread_mutex_unlock(&relay->moving);
+    (void)epoll_ctl(relay->epoll, EPOLL_CTL_DEL, relay->wake_fd, NULL);
+}
+
+bool tl_tls_relay_enter(struct tl_tls_relay *relay)
+{
+    if (pthread_mutex_trylock(&relay->moving) != 0) return false;
+    int64_t now_ns = tl_clock_now_ns();
+    bool may_enter = !tl_list_is_empty(&relay->all) && now_ns - relay->bulk_ns >= DRIVEN_NS;
+    if (may_enter) {
+        relay->moved_ns = now_ns;
+        set_driven(relay, true);
+    }
+    pthread_mutex_unlock(&relay->moving);
+    return may_enter;
+}
+
+/* Returns how long to wait, in whole milliseconds. */
+static int wait_ms_until(int64_t deadline_ns)
+{
+    if (deadline_ns == 0) return 0;
+    int64_t left_ns = deadline_ns - tl_clock_now_ns();
+    if (left_ns <= 0) return 0;
+    return (int)(DRIVEN_NS / TL_NS_PER_MS);
+}
+
+unsigned tl_tls_relay_drive(struct tl_tls_relay *relay, int64_t deadline_ns, bool *ret_is_over)
+{
+    *ret_is_over = true;
+    if (pthread_mutex_trylock(&relay->moving) != 0) return 0;
+    unsigned count = 0;
+    if (atomic_load(&relay->is_driven)) {
+        count = move_all(relay, wait_ms_until(deadline_ns));
+        int64_t now_ns = tl_clock_now_ns();
+        if (count > 0) relay->moved_ns = now_ns;
+        *ret_is_over = now_ns - relay->moved_ns >= DRIVEN_NS || relay->pass_bytes >= BULK_BYTES;
+        if (*ret_is_over) set_driven(relay, false);
+    }
+    pthread_mutex_unlock(&relay->moving);
+    return count;
 }
 
 /* ------------------------------------------------------------------------------------------------------ public -- */
@@ -392,15 +516,20 @@ enum tl_status tl_tls_relay_create(struct tl_tls_relay **ret_relay, struct tl_er
     struct tl_tls_relay *relay = calloc(1, sizeof(*relay));
     if (relay == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS connections");
     pthread_mutex_init(&relay->mutex, NULL);
+    pthread_mutex_init(&relay->moving, NULL);
     tl_list_init(&relay->added);
     tl_list_init(&relay->all);
     tl_list_init(&relay->ready);
     relay->epoll = epoll_create1(EPOLL_CLOEXEC);
+    relay->outer = epoll_create1(EPOLL_CLOEXEC);
     relay->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     relay->buffer = malloc(STEP_BYTES);
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = NULL};
+    struct epoll_event nested = {.events = EPOLLIN};
     enum tl_status status = TL_OK;
-    if (relay->epoll < 0 || relay->event < 0 || epoll_ctl(relay->epoll, EPOLL_CTL_ADD, relay->event, &event) != 0)
+    if (relay->epoll < 0 || relay->outer < 0 || relay->event < 0 ||
+        epoll_ctl(relay->epoll, EPOLL_CTL_ADD, relay->event, &event) != 0 ||
+        epoll_ctl(relay->outer, EPOLL_CTL_ADD, relay->epoll, &nested) != 0)
         status = tl_error_set_errno(ret_error, errno, "cannot wait for TLS connections");
     if (status == TL_OK && relay->buffer == NULL)
         status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS connections");
@@ -423,7 +552,8 @@ void tl_tls_relay_end(struct tl_tls_relay *relay)
         (void)eventfd_write(relay->event, 1);
         pthread_join(relay->thread, NULL);
     }
-    take_added(relay);
+    /* What gRPC has said last. */
+    (void)move_all(relay, 0);
     while (!tl_list_is_empty(&relay->all))
         relayed_end(relay, TL_CONTAINER_OF(relay->all.next, struct relayed, place));
 }
@@ -434,8 +564,10 @@ void tl_tls_relay_destroy(struct tl_tls_relay *relay)
     tl_number_map_fini(&relay->by_id);
     tl_tls_context_release(relay->context);
     if (relay->epoll >= 0) (void)close(relay->epoll);
+    if (relay->outer >= 0) (void)close(relay->outer);
     if (relay->event >= 0) (void)close(relay->event);
     pthread_mutex_destroy(&relay->mutex);
+    pthread_mutex_destroy(&relay->moving);
     free(relay->buffer);
     free(relay);
 }

@@ -293,6 +293,72 @@ START_TEST(bytes_pass_both_ways)
 }
 END_TEST
 
+/* A closure that writes as gRPC does when it is given something to send. */
+struct writing {
+    struct tl_closure closure;
+    int fd;
+};
+
+static void write_one(struct tl_closure *closure)
+{
+    const struct writing *writing = TL_CONTAINER_OF(closure, struct writing, closure);
+    tl_loop_begin_write(loop);
+    ck_assert_int_eq(write(writing->fd, "x", 1), 1);
+}
+
+static void assert_comes(int fd)
+{
+    char byte;
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    ck_assert_int_eq(poll(&wait, 1, PATIENCE_MS), 1);
+    ck_assert_int_eq(read(fd, &byte, 1), 1);
+    ck_assert_int_eq(byte, 'x');
+}
+
+/* The client's loop moves the bytes of its connection while it is at work. */
+static struct connected connect_driven(void)
+{
+    start_both();
+    ck_assert(tl_tls_attach(client.tls, loop, &error) == TL_OK);
+    return connect_both(NULL);
+}
+
+START_TEST(a_loop_at_work_moves_bytes)
+{
+    struct connected connected = connect_driven();
+    struct writing writing = {.closure.run = write_one, .fd = connected.client_fd};
+    for (unsigned i = 0; i < 1000; i++) {
+        tl_loop_post(loop, &writing.closure);
+        (void)tl_loop_run_once(loop, 0);
+        assert_comes(connected.server_fd);
+        ck_assert_int_eq(write(connected.server_fd, "x", 1), 1);
+        struct pollfd wait = {.fd = connected.client_fd, .events = POLLIN};
+        while (poll(&wait, 1, 0) == 0)
+            (void)tl_loop_run_once(loop, tl_clock_deadline_ns(TL_NS_PER_MS));
+        assert_comes(connected.client_fd);
+    }
+    disconnect(&connected);
+}
+END_TEST
+
+START_TEST(a_loop_that_stops_working_gives_its_connections_back)
+{
+    struct connected connected = connect_driven();
+    struct writing writing = {.closure.run = write_one, .fd = connected.client_fd};
+    for (unsigned i = 0; i < 2; i++) {
+        tl_loop_post(loop, &writing.closure);
+        (void)tl_loop_run_once(loop, 0);
+        /* No round follows. */
+        ck_assert_int_eq(write(connected.server_fd, "x", 1), 1);
+        assert_comes(connected.client_fd);
+        assert_comes(connected.server_fd);
+    }
+    (void)close(connected.server_fd);
+    assert_ends(connected.client_fd);
+    (void)close(connected.client_fd);
+}
+END_TEST
+
 START_TEST(what_was_sent_before_the_end_arrives)
 {
     start_both();
@@ -658,6 +724,8 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_set_timeout(tcase, 100);
     tcase_add_test(tcase, bytes_pass_both_ways);
+    tcase_add_test(tcase, a_loop_at_work_moves_bytes);
+    tcase_add_test(tcase, a_loop_that_stops_working_gives_its_connections_back);
     tcase_add_test(tcase, what_was_sent_before_the_end_arrives);
     tcase_add_test(tcase, what_waits_for_a_peer_is_bounded);
     tcase_add_test(tcase, another_name);
