@@ -73,7 +73,8 @@ class Archive(cli_support.Case):
         self.assertFalse((self.root / "cuda").exists())
         self.assertLess(self.file.stat().st_size, MAX_BYTES)
         about = (self.root / "ABOUT").read_text()
-        self.assertRegex(about, r"^commit: ([0-9a-f]{40}(, with changes)?|unknown)\ntensorlane \d+\.\d+\.\d+; ")
+        self.assertRegex(about, r"^commit: ([0-9a-f]{40}(, with changes)?|unknown)\n"
+                                r"tensorlane \d+\.\d+\.\d+ \([^)]+\); ")
         self.assertRegex(about, r"needs glibc 2\.\d+, and 2\.\d+ where")
 
     def test_libraries(self):
