@@ -315,11 +315,24 @@ static size_t handle_packed_chunks(struct tl_link *link, const ProtobufCBinaryDa
     return count;
 }
 
+/* Whether the other side makes requests, or ends some, on a link that we have opened for our own alone. It was not
+ * admitted as a peer may be that asks. */
+static bool is_asked_one_way(const struct tl_link *link, const Tensorlane__V1__Frame *frame)
+{
+    if (!link->is_ours || !link->peer.is_one_way) return false;
+    return frame->n_requests > 0 || frame->packed_requests.len > 0 || frame->n_received > 0 || frame->n_cancels > 0 ||
+           (frame->hello != NULL && frame->hello->n_received > 0);
+}
+
 /* Handles what stands in front of the requests. False: the link has ended, or the frame must wait. */
 static bool handle_front(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
     if ((frame->hello != NULL) != (link->state == LINK_HANDSHAKE)) {
         link_protocol_error(link, frame->hello != NULL ? "a second hello" : "a frame before the hello");
+        return false;
+    }
+    if (is_asked_one_way(link, frame)) {
+        link_protocol_error(link, "it asks on a link that is for requests to it alone");
         return false;
     }
     if (frame->hello != NULL) link_handshake_done(link, frame->hello);

@@ -128,7 +128,8 @@ struct tl_peer_info {
  * A peer that was added before with the same address, name and incarnation is returned again, and so is a task of the
  * configuration. The worker that is added needs to know nothing of this one, and may add it as well.
  * Errors: TL_INVALID_ARGUMENT: the address or the name is none. TL_ALREADY_EXISTS: the name is that of a peer with
- * another address. TL_RESOURCE_EXHAUSTED: no memory. */
+ * another address. TL_UNAVAILABLE: this worker itself is at the address, with another incarnation.
+ * TL_RESOURCE_EXHAUSTED: no memory. */
 TL_API enum tl_status tl_worker_add_peer(struct tl_worker *worker, const char *address, const char *name,
                                          uint64_t incarnation, tl_peer_id *ret_peer,
                                          struct tl_error *ret_error) TL_MUST_USE;

@@ -128,6 +128,13 @@ static bool find_known(struct add_command *add)
         bool is_same_name = add->name[0] != '\0' && strcmp(peer->name, add->name) == 0;
         bool is_same_address = strcmp(peer->address, add->address) == 0;
         if (!is_same_name && !(is_same_address && add->name[0] == '\0')) continue;
+        if (peer->is_self && is_same_address && add->incarnation != 0 && add->incarnation != peer->incarnation) {
+            add->status = tl_error_set(add->ret_error, TL_UNAVAILABLE,
+                                       "the process with incarnation %016" PRIx64 " at %s is gone: this worker itself, "
+                                       "with incarnation %016" PRIx64 ", answers there",
+                                       add->incarnation, peer->address, peer->incarnation);
+            return true;
+        }
         bool is_same_process = peer->added == NULL ? add->incarnation == 0 || peer->incarnation == add->incarnation
                                                    : peer->added->wanted_incarnation == add->incarnation &&
                                                          peer->added->is_named == (add->name[0] != '\0');
@@ -157,6 +164,7 @@ static struct tl_peer *create(struct tl_worker *worker, const struct add_command
                                          .wanted_incarnation = add->incarnation,
                                          .free_closure = {.run = free_peer}};
         tl_list_init(&peer->added->removed_place);
+        tl_list_init(&peer->added->free_closure.link);
         if (tl_added_peers_insert(&worker->members.added, peer->added)) {
             peer->id = peer->added->id;
             return peer;

@@ -123,7 +123,7 @@ size_t tl_worker_peers(struct tl_worker *worker, tl_peer_id *ret_peers, size_t c
     const struct tl_peer *peer;
     tl_added_peers_lock(&worker->members.added);
     for (size_t place = 0; (peer = tl_peers_next(worker, &place)) != NULL; count++)
-        if (count < capacity) ret_peers[count] = peer->id;
+        if (count < capacity) ret_peers[count] = peer->added != NULL ? peer->added->id : peer->id;
     tl_added_peers_unlock(&worker->members.added);
     return count;
 }
@@ -313,8 +313,7 @@ enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const tl_peer_
     for (size_t i = 0; i < count; i++) {
         struct tl_peer *peer = tl_peer_acquire(worker, peers[i]);
         tl_peer_release(peer);
-        if (peer != NULL) continue;
-        free(all);
+        if (peer != NULL || all != NULL) continue; /* one of all may be removed meanwhile */
         return tl_error_set(ret_error, TL_NOT_FOUND, "entry %zu of the list is not a peer of this worker", i);
     }
     if (min_count == 0 || min_count > count) min_count = count;

@@ -197,6 +197,12 @@ START_TEST(what_is_wrong_is_refused)
     ck_assert_int_eq(tl_worker_add_peer(worker, "127.0.0.1:0", NULL, 0, &peer, &error), TL_INVALID_ARGUMENT);
     ck_assert_int_eq(tl_worker_add_peer(worker, "127.0.0.1:9", "no name", 0, &peer, &error), TL_INVALID_ARGUMENT);
     ck_assert_int_eq(tl_worker_remove_peer(worker, 12345, &error), TL_NOT_FOUND);
+    /* The worker itself is no other process, and not the one that was there before it. */
+    ck_assert_int_eq(tl_worker_find_peer(worker, tl_worker_name(worker), &peer, &error), TL_OK);
+    ck_assert_uint_eq(add(worker, tl_worker_address(worker), NULL, tl_worker_incarnation(worker)), peer);
+    ck_assert_int_eq(
+        tl_worker_add_peer(worker, tl_worker_address(worker), NULL, tl_worker_incarnation(worker) + 1, &peer, &error),
+        TL_UNAVAILABLE);
     peer = add(worker, "127.0.0.1:9", "ps:0", 0);
     ck_assert_uint_eq(add(worker, "127.0.0.1:9", "/job:ps/task:0", 0), peer);
     ck_assert_int_eq(tl_worker_add_peer(worker, "127.0.0.1:8", "ps:0", 0, &peer, &error), TL_ALREADY_EXISTS);

@@ -231,13 +231,18 @@ static void teardown(void)
     tl_loop_destroy(loop);
 }
 
-static void connect_to_itself(void)
+static void connect_with(bool is_one_way)
 {
-    ck_assert(tl_link_open(control, &(const struct tl_link_address){.address = "127.0.0.1:1", .expected_name = SELF},
-                           NULL, 0, &link_events, NULL, &links[OPENED], &error) == TL_OK);
+    const struct tl_link_address address = {.address = "127.0.0.1:1", .expected_name = SELF, .is_one_way = is_one_way};
+    ck_assert(tl_link_open(control, &address, NULL, 0, &link_events, NULL, &links[OPENED], &error) == TL_OK);
     ck_assert_int_eq(fake_stream_accept(fake_stream_method(EXCHANGE)), ACCEPTED);
     carry_all();
     ck_assert(links[ACCEPTED] != NULL && tl_link_is_up(links[OPENED]) && tl_link_is_up(links[ACCEPTED]));
+}
+
+static void connect_to_itself(void)
+{
+    connect_with(false);
 }
 
 /* The test is a client that opens a link in the next slot; the worker's answer is in sent[slot]. */
@@ -339,6 +344,24 @@ START_TEST(both_sides_number_keys_of_their_own)
     ck_assert_uint_eq(seen.last_number, 1);
     carry_all();
     ck_assert_uint_eq(done_count, 6);
+}
+END_TEST
+
+START_TEST(one_way_link_carries_requests_of_one_side)
+{
+    connect_with(true);
+    ck_assert(tl_link_peer(links[ACCEPTED])->is_one_way);
+    ask(OPENED, 0, 3, 100);
+    carry_all();
+    ck_assert_uint_eq(done_count, 3);
+    ask(ACCEPTED, 50, 1, 100);
+    carry_all();
+    (void)fake_stream_break(OPENED, &(struct tl_error){.code = TL_CANCELLED});
+    run_loop();
+    ck_assert_ptr_null(links[OPENED]);
+    ck_assert_int_eq(end_reason.code, TL_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(end_reason.message, "requests to it alone"));
+    ck_assert_uint_eq(serve_count, 3);
 }
 END_TEST
 
@@ -812,6 +835,7 @@ int main(void)
     Suite *suite = suite_create("link_packed");
     add(suite, "text_of_a_key_travels_once", text_of_a_key_travels_once, 1);
     add(suite, "both_sides_number_keys_of_their_own", both_sides_number_keys_of_their_own, 1);
+    add(suite, "one_way_link_carries_requests_of_one_side", one_way_link_carries_requests_of_one_side, 1);
     add(suite, "more_keys_than_are_kept_travel_as_text", more_keys_than_are_kept_travel_as_text, 1);
     add(suite, "peer_that_keeps_no_keys_gets_texts", peer_that_keeps_no_keys_gets_texts, 1);
     add(suite, "numbers_end_with_the_link", numbers_end_with_the_link, 1);
