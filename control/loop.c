@@ -310,10 +310,19 @@ static bool run_all_closures(struct tl_loop *loop)
     return tl_loop_core_run_deferred(&loop->core) || did_work;
 }
 
+/* Moves what gRPC was given to send: the next round may be far away. What gRPC says itself, about windows, leaves with
+ * what is sent next. */
+static void flush_written(struct tl_loop *loop)
+{
+    if (loop->has_written) loop->moved_count += move_bytes(loop, 0);
+    loop->has_written = false;
+}
+
 bool tl_loop_run_closures(struct tl_loop *loop)
 {
     tl_loop_core_enter();
     bool did_work = run_all_closures(loop);
+    flush_written(loop);
     tl_loop_core_leave();
     return did_work;
 }
@@ -349,9 +358,8 @@ bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns)
     if (loop->has_heard) begin_watching(loop);
     loop->has_heard = false;
     did_work |= run_all_closures(loop) || has_events;
-    /* The next round may be far away. What gRPC says itself, about windows, leaves with what is sent next. */
-    loop->moved_count = loop->has_written ? move_bytes(loop, 0) : 0;
-    loop->has_written = false;
+    loop->moved_count = 0;
+    flush_written(loop);
     tl_loop_core_leave();
     return did_work;
 }

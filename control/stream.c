@@ -399,6 +399,7 @@ void tl_stream_finish(struct tl_stream *stream, const struct tl_error *status)
 
 void tl_stream_cancel(struct tl_stream *stream)
 {
+    tl_loop_begin_write(stream->loop);
     grpc_call_cancel(stream->call, NULL);
 }
 
@@ -407,6 +408,7 @@ void tl_stream_abort(struct tl_stream *stream, const struct tl_error *status)
     TL_CHECK(!stream->is_client);
     stream->is_last_wanted = true;
     stream->is_last_started = true;
+    tl_loop_begin_write(stream->loop);
     grpc_call_cancel_with_status(stream->call, (grpc_status_code)status->code, status->message, NULL);
 }
 
