@@ -128,17 +128,19 @@ static enum tl_status no_connection(struct tl_client *client, struct tl_error *r
     return client->options->tls != NULL ? no_tls(client, ret_error) : no_http2(client, false, ret_error);
 }
 
-/* Waits until the channel speaks HTTP/2. */
+/* Waits until the channel speaks HTTP/2. A channel that has become idle again did, for a moment: what listens has ended
+ * the connection, and the call tells why. */
 static enum tl_status wait_ready(struct tl_client *client, int64_t deadline_ns, struct tl_error *ret_error)
 {
-    for (;;) {
+    for (bool is_first = true;; is_first = false) {
         grpc_connectivity_state state = grpc_channel_check_connectivity_state(client->channel, 1);
-        if (state == GRPC_CHANNEL_READY) return TL_OK;
+        bool is_late = tl_clock_remaining_ns(deadline_ns) == 0;
+        if (state == GRPC_CHANNEL_READY || (state == GRPC_CHANNEL_IDLE && !is_first && !is_late)) return TL_OK;
         if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN) {
             enum tl_status status = learn_why(client, deadline_ns, ret_error);
             return status != TL_OK ? status : no_connection(client, ret_error);
         }
-        if (tl_clock_remaining_ns(deadline_ns) == 0) return no_http2(client, true, ret_error);
+        if (is_late) return no_http2(client, true, ret_error);
         struct look_out look_out = {.is_over = false};
         tl_tag_init(&look_out.tag, look_out_complete);
         grpc_channel_watch_connectivity_state(client->channel, state, tl_deadline_to_gpr(deadline_ns),
