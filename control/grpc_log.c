@@ -11,12 +11,10 @@
 #include <grpc/support/log.h>
 #include <stdio.h>
 #include <string.h>
-#ifdef TENSORLANE_GRPC_CURRENT
-#include "cmake/grpc_current/adapter.h"
-#endif
 
 #include "base/log.h"
 #include "control/control.h"
+#include "control/grpc_adapter.h"
 #include "control/grpc_text.h"
 
 static void write_line(gpr_log_func_args *args)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The relay.
+ * The relay: what is declared in tls_relay.h, and the relay's thread.
  *
  * Happy path: epoll says, edge-triggered, which of the two sockets of a connection can be read or written; the
  * connection then waits in `ready` and is moved, for a bounded number of bytes at a time, until neither direction gets
- * further. Who does that holds `moving`.
+ * further. The thread that moves bytes holds the mutex `moving`.
  *
  * The thread waits for the epoll instance of the sockets in another one, `outer`. While the loop's owner drives, that
  * one does not look, so that the thread sleeps. Once a second the thread takes the connections back: to look at

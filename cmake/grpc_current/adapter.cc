@@ -4,7 +4,7 @@
  * that are polled by the thread that waits for the completion queue. By default the current core leaves sockets to
  * threads of its own, so that each event costs a change of threads.
  */
-#include "cmake/grpc_current/adapter.h"
+#include "control/grpc_adapter.h"
 
 #include <atomic>
 #include <cstdlib>

@@ -118,6 +118,15 @@ struct add_command {
     struct tl_error *ret_error;
 };
 
+/* Whether a peer at the address of the call is what the call means: the same process, and the same certainty about its
+ * name. */
+static bool is_same_process(const struct tl_peer *peer, const struct add_command *add)
+{
+    const struct tl_added *added = peer->added;
+    if (added == NULL) return add->incarnation == 0 || add->incarnation == peer->incarnation;
+    return added->wanted_incarnation == add->incarnation && added->is_named == (add->name[0] != '\0');
+}
+
 /* Looks for a peer that has this name, or address, already. Returns whether the call is over. */
 static bool find_known(struct add_command *add)
 {
@@ -135,10 +144,7 @@ static bool find_known(struct add_command *add)
                                        add->incarnation, peer->address, peer->incarnation);
             return true;
         }
-        bool is_same_process = peer->added == NULL ? add->incarnation == 0 || peer->incarnation == add->incarnation
-                                                   : peer->added->wanted_incarnation == add->incarnation &&
-                                                         peer->added->is_named == (add->name[0] != '\0');
-        if (is_same_address && is_same_process) {
+        if (is_same_address && is_same_process(peer, add)) {
             add->peer = peer->id;
             return true;
         }

@@ -27,7 +27,7 @@ void tl_added_peers_init(struct tl_added_peers *added, size_t first_index)
 void tl_added_peers_fini(struct tl_added_peers *added)
 {
     if (!added->has_mutex) return;
-    TL_CHECK(added->count == 0 && added->by_name == NULL);
+    TL_CHECK(added->count == 0 && added->by_name == NULL && added->hidden_count == 0);
     free(added->slots);
     pthread_mutex_destroy(&added->mutex);
     added->has_mutex = false;
@@ -51,11 +51,30 @@ static bool grow(struct tl_added_peers *added)
 /* Without memory it is found by its id only. */
 static void add_name(struct tl_added_peers *added, struct tl_added *peer)
 {
-    if (tl_added_peers_by_name(added, peer->name) != NULL) return;
-    peer->is_found_by_name = true;
+    bool is_free = tl_added_peers_by_name(added, peer->name) == NULL;
+    peer->is_found_by_name = is_free;
 #undef uthash_nonfatal_oom
 #define uthash_nonfatal_oom(object) peer->is_found_by_name = false
-    HASH_ADD_KEYPTR(hh, added->by_name, peer->name, strlen(peer->name), peer);
+    if (is_free) HASH_ADD_KEYPTR(hh, added->by_name, peer->name, strlen(peer->name), peer);
+    if (!peer->is_found_by_name) added->hidden_count++;
+}
+
+/* Another peer with this name is found by it from now on. */
+static void remove_name(struct tl_added_peers *added, struct tl_added *peer)
+{
+    if (!peer->is_found_by_name) {
+        added->hidden_count--;
+        return;
+    }
+    HASH_DEL(added->by_name, peer);
+    peer->is_found_by_name = false;
+    for (size_t i = 0; added->hidden_count > 0 && i < added->slot_count; i++) {
+        struct tl_added *other = added->slots[i].peer;
+        if (other == NULL || other == peer || other->is_found_by_name || strcmp(other->name, peer->name) != 0) continue;
+        added->hidden_count--;
+        add_name(added, other);
+        return;
+    }
 }
 
 bool tl_added_peers_insert(struct tl_added_peers *added, struct tl_added *peer)
@@ -79,8 +98,7 @@ void tl_added_peers_rename(struct tl_added_peers *added, struct tl_added *peer, 
                            size_t name_bytes)
 {
     pthread_mutex_lock(&added->mutex);
-    if (peer->is_found_by_name) HASH_DEL(added->by_name, peer);
-    peer->is_found_by_name = false;
+    remove_name(added, peer);
     snprintf(memory, name_bytes, "%s", name);
     add_name(added, peer);
     pthread_mutex_unlock(&added->mutex);
@@ -92,13 +110,12 @@ void tl_added_peers_remove(struct tl_added_peers *added, struct tl_added *peer)
     size_t index = (uint32_t)peer->id - 1 - added->first_index;
     struct tl_added_slot *slot = &added->slots[index];
     TL_CHECK(slot->peer == peer);
+    remove_name(added, peer);
     slot->peer = NULL;
     slot->generation = slot->generation == UINT32_MAX ? FIRST_GENERATION : slot->generation + 1;
     slot->next_free = added->free_slot;
     added->free_slot = (uint32_t)index + 1;
     added->count--;
-    if (peer->is_found_by_name) HASH_DEL(added->by_name, peer);
-    peer->is_found_by_name = false;
     pthread_mutex_unlock(&added->mutex);
 }
 

@@ -50,7 +50,8 @@ struct tl_added_peers {
     size_t first_index;       /* the index in an id of the first slot; the configuration's peers have those before */
     size_t count;             /* slots with a peer */
     uint32_t free_slot;       /* place of the first free slot, plus 1; 0: none */
-    struct tl_added *by_name; /* those with a name that no other one has */
+    struct tl_added *by_name; /* one peer for each name */
+    size_t hidden_count;      /* peers that are not in by_name */
     bool has_mutex;
 };
 

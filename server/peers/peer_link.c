@@ -426,7 +426,10 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
 void tl_peer_unlink(struct tl_peer *peer)
 {
     tl_timers_disarm(tl_loop_timers(peer->worker->loop), &peer->links.back_off);
-    if (peer->links.link != NULL) tl_link_drain(peer->links.link);
+    if (peer->links.link == NULL) return;
+    /* What has arrived over data connections, and the peer may not know of, is acknowledged on the link. */
+    tl_data_connections_end(&peer->data);
+    tl_link_drain(peer->links.link);
 }
 
 static void connection_message(struct tl_link *link, const struct tl_connection_message *message)

@@ -361,6 +361,29 @@ START_TEST(operations_of_a_removed_peer_end)
 }
 END_TEST
 
+/* What has arrived is acknowledged, also when its receiver removes the owner at once. */
+START_TEST(sends_are_acknowledged)
+{
+    protocol = protocols[_i];
+    struct tl_worker *owner = open_any(), *asker = open_any();
+    for (unsigned i = 0; i < 20; i++) {
+        struct tl_tensor *tensor = cluster_tensor(i % 2 == 0 ? 1000 : 1000000, i);
+        cluster_send(owner, "sent", i, tensor, cq);
+        tl_tensor_put(tensor);
+        tl_peer_id peer = add(asker, tl_worker_address(owner), NULL, 0);
+        struct tl_completion completion;
+        enum tl_status status = tl_recv_wait(asker, peer, "sent", i, NULL, CLUSTER_LONG, &completion, &error);
+        ck_assert_msg(status == TL_OK, "%s", error.message);
+        tl_tensor_put(completion.tensor);
+        remove_peer(asker, peer);
+        cluster_expect(cq, TL_OK);
+        ck_assert_uint_eq(cluster_stats(owner).held_tensors, 0);
+    }
+    tl_worker_close(asker, 0);
+    tl_worker_close(owner, 0);
+}
+END_TEST
+
 START_TEST(a_wait_ends_with_its_peer)
 {
     struct tl_worker *asker = open_any();
@@ -455,6 +478,7 @@ int main(void)
     tcase_set_timeout(tcase, 200);
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_loop_test(tcase, operations_of_a_removed_peer_end, 0, 4);
+    tcase_add_loop_test(tcase, sends_are_acknowledged, 0, 2);
     tcase_add_test(tcase, a_wait_ends_with_its_peer);
     tcase_add_loop_test(tcase, thousands_come_and_go, 0, 2);
     tcase_add_test(tcase, many_at_once);

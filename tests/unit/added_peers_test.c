@@ -58,12 +58,18 @@ START_TEST(a_name_is_that_of_the_first_who_has_it)
     struct tl_added *first = insert(0, "a"), *second = insert(1, "a");
     ck_assert_ptr_eq(tl_added_peers_by_name(&table, "a"), first);
     tl_added_peers_rename(&table, first, "b", names[0], sizeof(names[0]));
-    ck_assert_ptr_null(tl_added_peers_by_name(&table, "a"));
-    ck_assert_ptr_eq(tl_added_peers_by_name(&table, "b"), first);
-    tl_added_peers_rename(&table, second, "a", names[1], sizeof(names[1]));
     ck_assert_ptr_eq(tl_added_peers_by_name(&table, "a"), second);
+    ck_assert_ptr_eq(tl_added_peers_by_name(&table, "b"), first);
     tl_added_peers_remove(&table, second);
     ck_assert_ptr_null(tl_added_peers_by_name(&table, "a"));
+    /* The name of one that goes, or is called otherwise, passes to another one that has it. */
+    struct tl_added *third = insert(2, "b");
+    struct tl_added *fourth = insert(3, "b");
+    tl_added_peers_remove(&table, first);
+    ck_assert_ptr_eq(tl_added_peers_by_name(&table, "b"), third);
+    tl_added_peers_rename(&table, third, "c", names[2], sizeof(names[2]));
+    ck_assert_ptr_eq(tl_added_peers_by_name(&table, "b"), fourth);
+    ck_assert_uint_eq(table.hidden_count, 0);
 }
 END_TEST
 

@@ -12,6 +12,7 @@
 #include "server/peers/data_connection.c"
 #include "server/peers/data_connection_states.c"
 #include "fakes/calls.h"
+#include "fakes/log_capture.h"
 #include "fakes/run_suite.h"
 
 #define ATTEMPT 7
@@ -382,6 +383,34 @@ START_TEST(our_link)
 }
 END_TEST
 
+/* A connection that has passed to another link is logged again when it comes up after that link was lost. */
+START_TEST(log_says_that_it_is_up_again)
+{
+    log_capture_begin();
+    const struct tl_log_options options = {.size_bytes = sizeof(options), .level = TL_LOG_INFO};
+    ck_assert_int_eq(tl_log_set(&options, NULL), TL_OK);
+    for (unsigned i = 1; i <= 3; i++) {
+        link_in_use.is_ours = false;
+        tl_data_connection_begin(&connection, &link_in_use, i == 2);
+        tl_data_connection_go_on(&connection);
+        const struct tl_connection_message offer = {
+            .transport = "verbs", .kind = TL_CONNECTION_MESSAGE_OFFER, .attempt = i, .len_bytes = 1};
+        tl_data_connection_handle_message(&connection, &link_in_use, &offer);
+        address_ready(&connection, (const uint8_t *)"address", 7);
+        session_up(&connection);
+        ck_assert_int_eq(connection.state, UP);
+        ck_assert_uint_eq(log_capture_count("data connection up"), i);
+        if (i == 2) {
+            session_closed(&connection, &(struct tl_error){.code = TL_OK});
+            ck_assert_int_eq(connection.state, EXPECTING);
+        }
+        tl_data_connection_end(&connection);
+        ck_assert_int_eq(connection.state, OFF);
+    }
+    worker.closing.is_closing = true;
+}
+END_TEST
+
 /* Closing in order is no break, nor are breaks that are far apart. */
 START_TEST(breaks_again_and_again)
 {
@@ -548,6 +577,7 @@ int main(void)
     tcase_add_test(tcase, no_other_edge);
     tcase_add_test_raise_signal(tcase, forbidden_edge, SIGABRT);
     tcase_add_test(tcase, our_link);
+    tcase_add_test(tcase, log_says_that_it_is_up_again);
     tcase_add_test(tcase, breaks_again_and_again);
     tcase_add_test(tcase, attempts_are_judged);
     tcase_add_test(tcase, their_link);

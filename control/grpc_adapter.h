@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What the library uses of gRPC 1.51 and the current core lacks. */
-#ifndef GRPC_CURRENT_ADAPTER_H
-#define GRPC_CURRENT_ADAPTER_H
+#ifndef CONTROL_GRPC_ADAPTER_H
+#define CONTROL_GRPC_ADAPTER_H
 
 #include <grpc/support/log.h>
 
