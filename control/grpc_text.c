@@ -47,7 +47,9 @@ static const struct sentence connected[] = {
     {"Broken pipe", " reset the connection", NULL},
     {"sendmsg:Broken pipe", " reset the connection", NULL},
     {"GOAWAY received",
-     " ends its connections; is it stopping, or does it want TLS, which this side gets by security.tls?", NULL},
+     " ends its connections; is it stopping, is its memory for messages used up, or does it want TLS, which this side "
+     "gets by security.tls?",
+     NULL},
     {"keepalive watchdog timeout", " has not answered for too long; is the machine up, and the process running?", NULL},
     {"DNS resolution failed for ", " cannot be resolved: ", "; check the name, and the name service of this machine"},
 };
