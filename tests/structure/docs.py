@@ -18,7 +18,7 @@ FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]*)\)")
 # A text in backticks that begins with a folder of the tree names a file or a folder.
-FOLDERS = "base|config|control|dataplane|deploy|docs|examples|include|proto|security|server|tensor|tests"
+FOLDERS = "base|config|control|dataplane|deploy|docs|examples|include|proto|python|security|server|tensor|tests"
 NAMED = re.compile(rf"`((?:{FOLDERS})/[\w./*-]*)`")
 MEASURED = re.compile(r"(?<!some )\b\d[\d.,]*(?: to \d[\d.,]*)?\s(?:us|MB/s|MiB/s|/s)\b")
 

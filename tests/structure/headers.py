@@ -7,6 +7,7 @@
 gcc and clang compile all headers except those of the benchmarks, in the way that the project's own code is compiled.
 public compiles those of include/, as strict C99 and as C++.
 """
+import functools
 import os
 import shutil
 import subprocess
@@ -15,7 +16,9 @@ import sys
 import source
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-OWN = ["-std=gnu11", "-D_GNU_SOURCE", "-Wconversion", "-Wno-sign-conversion", "-Wmissing-prototypes",
+# Those of the Python package, within the stable interface of this version.
+LIMITED = "-DPy_LIMITED_API=0x030b0000"
+OWN = ["-std=gnu11", LIMITED, "-D_GNU_SOURCE", "-Wconversion", "-Wno-sign-conversion", "-Wmissing-prototypes",
        "-Wstrict-prototypes", "-x", "c"]
 PUBLIC = {
     "C99": ["gcc", "-std=c99", "-pedantic", "-x", "c"],
@@ -25,11 +28,18 @@ PUBLIC = {
 }
 
 
+@functools.cache
+def python_includes():
+    """Returns the options with which Python's headers are found; none where they are not installed."""
+    found = subprocess.run(["pkg-config", "--cflags", "python3"], capture_output=True, text=True, check=False)
+    return found.stdout.replace("-I", "-isystem ").split()
+
+
 def compile_alone(header, command):
     """Returns the compiler's complaints about a file that includes the header twice and nothing else."""
     line = f"<{header.relative_to('include')}>" if header.parts[0] == "include" else f'"{header}"'
-    result = subprocess.run([*command, *WARNINGS, "-I", source.ROOT, "-I", source.ROOT / "include", "-I",
-                             source.ROOT / "tests", "-I", os.environ["TENSORLANE_BUILD"] + "/proto/c", "-"],
+    folders = [source.ROOT, source.ROOT / "include", source.ROOT / "tests", os.environ["TENSORLANE_BUILD"] + "/proto/c"]
+    result = subprocess.run([*command, *WARNINGS, *(f"-I{folder}" for folder in folders), *python_includes(), "-"],
                             input=f"#include {line}\n#include {line}\n", capture_output=True, text=True, check=False)
     return result.stderr if result.returncode else ""
 
@@ -41,7 +51,8 @@ def main():
         if not shutil.which(command[0]):
             source.skip(f"{command[0]} is not installed")
     headers = [path for path in source.files(".h")
-               if path.parts[0] == "include" or (kind != "public" and path.parts[:2] != ("tests", "bench"))]
+               if path.parts[0] == "include" or (kind != "public" and path.parts[:2] != ("tests", "bench"))
+               and (path.parts[0] != "python" or python_includes())]
     problems = []
     for header in headers:
         for name, command in commands.items():

@@ -20,6 +20,7 @@ FOLDERS = {
     "dataplane": ["base", "tensor"],
     "server": ["base", "tensor", "config", "security", "control", "dataplane"],
     "include": [],
+    "python": [],
     "examples": [],
     "tests": ["base", "tensor", "config", "security", "control", "dataplane", "server", "proto", "fakes", "fuzz"],
 }
@@ -51,6 +52,7 @@ FOREIGN = {
     "infiniband/*": ["dataplane/verbs/*", "tests/rdma_vm/*"],
     "rdma/*": ["dataplane/verbs/*"],
     "cuda*": ["tests/fakes/cuda/*"],
+    "Python.h": ["python/python.h"],
     "jansson.h": ["config/*", "tensor/safetensors*", "server/cli/json*", "tests/*"],
 }
 
@@ -120,7 +122,8 @@ FORBIDDEN = [
     ("dataplane/reactor.h", '"', "dataplane/engine/engine.h"),
     ("server/rendezvous/rendezvous.c", '"', "server/worker_internal.h"),
     ("security/tls_context.c", '"', "config/config.h"), ("control/tls.c", "<", "openssl/ssl.h"),
-    ("config/config.c", '"', "security/certificate_name.h"),
+    ("config/config.c", '"', "security/certificate_name.h"), ("python/worker.c", '"', "server/worker_internal.h"),
+    ("python/worker.c", "<", "Python.h"),
 ]
 ALLOWED = [
     ("base/text.c", '"', "base/text.h"), ("control/stream.c", "<", "grpc/grpc.h"), ("base/error.c", "<", "string.h"),

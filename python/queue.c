@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Queue: what an event loop waits for. Its descriptor is readable while results are there, drain takes them.
+ *
+ * The loop refers to the Queue, and the Queue to what waits for the results, but not to the Worker: a Worker that
+ * nothing refers to any more is closed, whatever loop it was used in.
+ */
+#include "python/worker.h"
+
+struct queue_object {
+    PyObject_HEAD PyObject *module_object; /* so that the state stays; it is given back last */
+    struct py_core *core;
+    struct py_queue *queue;
+};
+
+static struct queue_object *queue_of(PyObject *self)
+{
+    return (struct queue_object *)self;
+}
+
+PyObject *py_queue_object(struct py_core *core, PyObject *module_object)
+{
+    PyTypeObject *type = (PyTypeObject *)core->module->queue_type;
+    struct py_queue *queue = py_queue_take(core);
+    if (queue == NULL) return NULL;
+    struct queue_object *self = (struct queue_object *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self == NULL) {
+        py_queue_give(core, queue);
+        return NULL;
+    }
+    Py_INCREF(module_object);
+    self->module_object = module_object;
+    self->core = py_core_get(core);
+    self->queue = queue;
+    return (PyObject *)self;
+}
+
+struct py_queue *py_queue_of(struct py_module *module, PyObject *object)
+{
+    if ((PyObject *)Py_TYPE(object) == module->queue_type) return queue_of(object)->queue;
+    PyErr_Format(PyExc_TypeError, "%R is no Queue", (PyObject *)Py_TYPE(object));
+    return NULL;
+}
+
+static int queue_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(queue_of(self)->module_object);
+    for (struct py_op *op = queue_of(self)->queue != NULL ? queue_of(self)->queue->ops : NULL; op != NULL;
+         op = op->next) {
+        Py_VISIT(op->token);
+        Py_VISIT(op->peer);
+        Py_VISIT(op->key);
+        Py_VISIT(op->results);
+    }
+    return 0;
+}
+
+/* The operations stay open, and what waits for them is forgotten: references that are taken out of them end here. */
+static int queue_clear(PyObject *self)
+{
+    struct py_queue *queue = queue_of(self)->queue;
+    struct py_op *op = queue != NULL ? queue->ops : NULL;
+    while (op != NULL) {
+        PyObject *token = op->token;
+        if (token == Py_None) {
+            op = op->next;
+            continue;
+        }
+        Py_INCREF(Py_None);
+        op->token = Py_None;
+        Py_XDECREF(token); /* this may run any code, so that the list is read from its start again */
+        op = queue->ops;
+    }
+    return 0;
+}
+
+static void queue_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject *module_object = queue_of(self)->module_object;
+    PyObject_GC_UnTrack(self);
+    if (queue_of(self)->queue != NULL) py_queue_give(queue_of(self)->core, queue_of(self)->queue);
+    py_core_put(queue_of(self)->core);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_XDECREF(module_object);
+    Py_DECREF(type);
+}
+
+static PyObject *queue_fileno(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromLong(tl_cq_fd(queue_of(self)->queue->cq));
+}
+
+/* Appends (token, value, error, is_over) to the list, and frees the result. */
+static int append(PyObject *list, struct py_result *result)
+{
+    PyObject *entry = Py_BuildValue("(OOOO)", result->op->token, result->value != NULL ? result->value : Py_None,
+                                    result->error != NULL ? result->error : Py_None,
+                                    result->op->is_ending || result->is_over ? Py_True : Py_False);
+    py_result_free(result);
+    int failed = entry == NULL || PyList_Append(list, entry) != 0;
+    Py_XDECREF(entry);
+    return failed ? -1 : 0;
+}
+
+static PyObject *queue_drain(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    struct queue_object *of = queue_of(self);
+    struct tl_completion completions[64];
+    struct py_result result;
+    PyObject *list = PyList_New(0);
+    if (list == NULL || py_module_is_forked(of->core->module)) return list;
+    size_t count = tl_cq_poll(of->queue->cq, completions, sizeof(completions) / sizeof(completions[0]));
+    for (size_t i = 0; i < count; i++)
+        if (py_op_take(of->core, &completions[i], &result) && append(list, &result) != 0) PyErr_WriteUnraisable(self);
+    py_releases_run(of->core->module->releases);
+    return list;
+}
+
+static PyMethodDef methods[] = {
+    {"fileno", queue_fileno, METH_NOARGS, "Returns a descriptor that is readable while results are there."},
+    {"drain", queue_drain, METH_NOARGS,
+     "Returns results that are there, 64 at most: (token, value, error, is_over) for each."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_dealloc, queue_dealloc},
+    {Py_tp_traverse, queue_traverse},
+    {Py_tp_clear, queue_clear},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+PyType_Spec py_queue_spec = {
+    .name = "tensorlane._tensorlane.Queue",
+    .basicsize = sizeof(struct queue_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/releases.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+struct py_releases {
+    atomic_size_t references;
+    _Atomic(struct py_release *) first;
+    pthread_mutex_t mutex; /* for is_stopped, and while something is asked of the main thread */
+    bool is_stopped;
+};
+
+struct py_releases *py_releases_create(void)
+{
+    struct py_releases *releases = calloc(1, sizeof(*releases));
+    if (releases == NULL) return NULL;
+    atomic_init(&releases->references, 1);
+    pthread_mutex_init(&releases->mutex, NULL);
+    return releases;
+}
+
+void py_releases_put(struct py_releases *releases)
+{
+    if (releases == NULL || atomic_fetch_sub(&releases->references, 1) != 1) return;
+    pthread_mutex_destroy(&releases->mutex);
+    free(releases);
+}
+
+struct py_release *py_release_create(struct py_releases *releases)
+{
+    struct py_release *release = calloc(1, sizeof(*release));
+    if (release == NULL) return NULL;
+    atomic_fetch_add(&releases->references, 1);
+    release->releases = releases;
+    return release;
+}
+
+void py_release_run(struct py_release *release)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (release->versioned != NULL) {
+        if (release->versioned->deleter != NULL) release->versioned->deleter(release->versioned);
+    } else if (release->managed != NULL) {
+        if (release->managed->deleter != NULL) release->managed->deleter(release->managed);
+    } else if (release->view.obj != NULL) {
+        PyBuffer_Release(&release->view);
+    }
+    PyErr_Restore(type, value, traceback);
+    py_releases_put(release->releases);
+    free(release);
+}
+
+void py_releases_run(struct py_releases *releases)
+{
+    if (atomic_load_explicit(&releases->first, memory_order_relaxed) == NULL) return;
+    struct py_release *release = atomic_exchange(&releases->first, NULL);
+    while (release != NULL) {
+        struct py_release *next = release->next;
+        py_release_run(release);
+        release = next;
+    }
+}
+
+static int run_pending(void *context)
+{
+    struct py_releases *releases = context;
+    py_releases_run(releases);
+    py_releases_put(releases);
+    return 0;
+}
+
+/* When Python's list of calls is full, the next call of the package does it. */
+static void ask_main_thread(struct py_releases *releases)
+{
+    pthread_mutex_lock(&releases->mutex);
+    if (!releases->is_stopped) {
+        atomic_fetch_add(&releases->references, 1);
+        if (Py_AddPendingCall(run_pending, releases) != 0) atomic_fetch_sub(&releases->references, 1);
+    }
+    pthread_mutex_unlock(&releases->mutex);
+}
+
+void py_release_later(void *data, void *context)
+{
+    (void)data;
+    struct py_release *release = context;
+    struct py_releases *releases = release->releases;
+    atomic_fetch_add(&releases->references, 1); /* another thread may run the release at once */
+    release->next = atomic_load(&releases->first);
+    while (!atomic_compare_exchange_weak(&releases->first, &release->next, release))
+        continue;
+    if (release->next == NULL) ask_main_thread(releases);
+    py_releases_put(releases);
+}
+
+void py_releases_stop(struct py_releases *releases)
+{
+    pthread_mutex_lock(&releases->mutex);
+    releases->is_stopped = true;
+    pthread_mutex_unlock(&releases->mutex);
+}

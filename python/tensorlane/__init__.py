@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tensorlane moves named tensors between workers, straight from the memory of one tensor into that of another.
+
+    with tensorlane.Worker("cluster.json", job="worker", task=0) as worker:
+        worker.publish("weights", array, step=7)
+        got = worker.recv_wait("ps:0", "weights", step=7)
+
+What each function does is said in __init__.pyi, and docs/python.md begins with tasks.
+"""
+import asyncio
+import atexit
+import collections
+import json
+import os
+import typing
+import warnings
+import weakref
+
+from . import _tensorlane
+from ._tensorlane import Tensor, __version__, empty, wrap
+from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
+                     InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated,
+                     Unavailable, Unimplemented, Unknown)
+
+__all__ = [
+    "Aborted", "AlreadyExists", "Cancelled", "DataLoss", "DeadlineExceeded", "Error", "FailedPrecondition", "Health",
+    "Internal", "InvalidArgument", "NotFound", "OutOfRange", "PeerInfo", "PermissionDenied", "ResourceExhausted",
+    "Subscription", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Worker", "__version__",
+    "empty", "wrap",
+]
+
+
+class PeerInfo(typing.NamedTuple):
+    id: int
+    name: str
+    address: str
+    state: str
+    incarnation: int
+    restart_count: int
+    transport: str
+    reason: str
+
+
+class Health(typing.NamedTuple):
+    is_healthy: bool
+    reasons: tuple
+
+
+class _Stream:
+    """What a subscription has received and nothing has read. Its queue refers to it as long as the subscription is
+    open, but not to the Subscription, so that one that nothing reads any more is cancelled."""
+
+    def __init__(self):
+        self.results = collections.deque()
+        self.is_over = False
+        self.waiter = None
+
+    def deliver(self, value, error, is_over):
+        self.results.append((value, error))
+        self.is_over = is_over
+        self.wake()
+
+    def wake(self):
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class Subscription:
+    """Values of a key of a peer, for `async for`."""
+
+    def __init__(self, worker, stream, op):
+        self._worker = worker
+        self._stream = stream
+        self._op = op
+        self._is_closed = False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        stream = self._stream
+        while not stream.results and not stream.is_over and not self._is_closed:
+            stream.waiter = asyncio.get_running_loop().create_future()
+            await stream.waiter
+        if self._is_closed or not stream.results:
+            raise StopAsyncIteration
+        value, error = stream.results.popleft()
+        if error is not None:
+            raise error
+        return value
+
+    def close(self):
+        if not self._is_closed:
+            self._is_closed = True
+            self._worker._cancel(self._op)
+            self._stream.results.clear()
+            self._stream.wake()
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        self.close()
+
+
+def _drain(queue):
+    """Hands over what has completed. An event loop calls it when the queue's descriptor is readable."""
+    for token, value, error, is_over in queue.drain():
+        if token is None:
+            continue
+        if isinstance(token, _Stream):
+            token.deliver(value, error, is_over)
+        elif token.done():
+            continue
+        elif error is not None:
+            token.set_exception(error)
+        else:
+            token.set_result(value)
+
+
+def _unwatch(loop, queue):
+    loop.remove_reader(queue.fileno())
+    _drain(queue)
+
+
+_open_workers = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all():
+    """What is still open when the interpreter ends is closed while it still can be."""
+    for worker in list(_open_workers):
+        worker.close()
+    _tensorlane._stop()
+
+
+class Worker(_tensorlane.Worker):
+    def __init__(self, config=None, *, job=None, task=0, client=False, address=None):
+        is_text = isinstance(config, dict)
+        path = None if config is None or is_text else os.fspath(config)
+        self._queues = {}
+        self._open(path, json.dumps(config) if is_text else None, job, task, client, address)
+        _open_workers.add(self)
+
+    # ------------------------------------------------------------------------------------------------- life cycle --
+
+    def close(self, timeout=None):
+        self._close(timeout)
+        _open_workers.discard(self)
+        queues, self._queues = self._queues, {}
+        for loop, queue in queues.items():
+            if loop is _running_loop():
+                _unwatch(loop, queue)
+                continue
+            try:
+                loop.call_soon_threadsafe(_unwatch, loop, queue)
+            except RuntimeError:  # the loop is closed, and with it what it has waited for
+                pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+    def __del__(self):
+        if not self.closed:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self)
+            self.close()
+
+    # ------------------------------------------------------------------------------------------------- event loops --
+
+    def _queue(self):
+        """Returns the running loop and what completes in it."""
+        loop = asyncio.get_running_loop()
+        queue = self._queues.get(loop)
+        if queue is None:
+            for other in [other for other in self._queues if other.is_closed()]:
+                del self._queues[other]
+            queue = self._create_queue()
+            loop.add_reader(queue.fileno(), _drain, queue)
+            self._queues[loop] = queue
+        return loop, queue
+
+    async def _result(self, future, op):
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._cancel(op)
+            raise
+
+    async def recv(self, peer, key, step=0, *, into=None, timeout=None, checksum=False, mapped=False):
+        loop, queue = self._queue()
+        future = loop.create_future()
+        return await self._result(future, self._recv(queue, future, peer, key, step, into, timeout, checksum, mapped))
+
+    async def recv_many(self, peer, keys, step=0, *, into=None, timeout=None, min_count=0, group_timeout=None,
+                        checksum=False):
+        loop, queue = self._queue()
+        future = loop.create_future()
+        op = self._recv_many(queue, future, peer, keys, step, into, timeout, min_count, group_timeout, checksum)
+        return await self._result(future, op)
+
+    async def send(self, key, tensor, step=0, *, timeout=None):
+        loop, queue = self._queue()
+        future = loop.create_future()
+        return await self._result(future, self._send(queue, future, key, tensor, step, timeout))
+
+    def subscribe(self, peer, key, from_step=0, *, count=2, into=None, checksum=False):
+        _, queue = self._queue()
+        stream = _Stream()
+        return Subscription(self, stream, self._subscribe(queue, stream, peer, key, from_step, count, into, checksum))
+
+    # ------------------------------------------------------------------------------------------------------- peers --
+
+    def peers(self):
+        return [PeerInfo(*peer) for peer in self._peers()]
+
+    def health(self):
+        if self.closed:
+            return Health(False, ("the worker is closed",))
+        reasons = tuple(f"{peer.name}: {peer.reason or peer.state}" for peer in self.peers() if peer.state == "down")
+        return Health(not reasons, reasons)
+
+
+def _running_loop():
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

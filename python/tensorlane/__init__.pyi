@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tensorlane moves named tensors between workers, straight from the memory of one tensor into that of another.
+
+Words that all calls share:
+
+- peer: the name of a worker ("ps:0" or "/job:ps/task:0", also this worker's own) or the number that add_peer returned.
+- key: a str of 1 to 512 bytes of UTF-8 without NUL; step: an int from 0 to 2**64 - 1, the version of a published value.
+- tensor: a Tensor, or any object with the buffer protocol (NumPy's arrays, bytes, array.array) or DLPack (torch). It is
+  not copied, so its elements must lie in row-major order without gaps and must not change while it is sent or
+  published.
+- into: None (memory of the library), or a tensor that may be written, with the dtype and shape of what comes. Its
+  contents are undefined when the call fails, and until a cancelled one has ended.
+- timeout: seconds; None: the request time-out of the configuration; math.inf: no limit.
+- checksum: all bytes are verified end to end.
+
+Calls of the form NAME_wait block without Python's lock, and Ctrl-C ends them. The others that receive or send are
+awaitable, in any event loop that has add_reader; a task that is cancelled cancels the operation. A value that was sent
+once and arrives while its receive is given up is lost.
+
+After fork a worker, and all that is open in it, belongs to the parent: each call in the child raises
+FailedPrecondition.
+"""
+import os
+import typing
+from collections.abc import Sequence
+
+from typing_extensions import Buffer
+
+from .errors import (Aborted as Aborted, AlreadyExists as AlreadyExists, Cancelled as Cancelled, DataLoss as DataLoss,
+                     DeadlineExceeded as DeadlineExceeded, Error as Error, FailedPrecondition as FailedPrecondition,
+                     Internal as Internal, InvalidArgument as InvalidArgument, NotFound as NotFound,
+                     OutOfRange as OutOfRange, PermissionDenied as PermissionDenied,
+                     ResourceExhausted as ResourceExhausted, Unauthenticated as Unauthenticated,
+                     Unavailable as Unavailable, Unimplemented as Unimplemented, Unknown as Unknown)
+
+__version__: str
+
+class _HasDlpack(typing.Protocol):
+    def __dlpack__(self, **options: typing.Any) -> object: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+TensorLike = typing.Union["Tensor", Buffer, _HasDlpack]
+Peer = typing.Union[str, int]
+Key = typing.Union[str, tuple[str, int]]
+
+class Tensor:
+    """Memory with a dtype and a shape, and how it came. It outlives its worker.
+
+    It has the buffer protocol and DLPack: numpy.asarray(tensor), memoryview(tensor), torch.from_dlpack(tensor) share
+    its memory. Only tensors in the memory of the host have a buffer, and only dtypes that the buffer protocol knows;
+    BufferError says which is missing. numpy.asarray gives BF16 and F8 the dtypes of ml_dtypes where that is installed,
+    and raises TypeError where it is not.
+    """
+
+    @property
+    def dtype(self) -> str:
+        """As safetensors spells it, "F32" or "BF16"; "STRING" for byte strings."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, outermost first; at most 16."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements. Types smaller than a byte are packed."""
+    @property
+    def device(self) -> str:
+        """ "cpu", or "cuda:0" with the number of the GPU."""
+    @property
+    def readonly(self) -> bool:
+        """Whether the elements must not be written: it was read-only when it was wrapped, or came from this worker
+        itself, or is mapped."""
+    @property
+    def is_dead(self) -> bool:
+        """Whether it stands for "there is no value"; it has no elements then."""
+    @property
+    def step(self) -> int:
+        """The step of the value; of a published one its version. 0 if it did not come from a peer."""
+    @property
+    def path(self) -> str:
+        """How the bytes travelled: "zero-copy", "bounce", "inline", "mapped", "grpc", "serialized", "self",
+        "gpu-direct", "gpu-proxy", "gpu-ipc", or "none" when none did. Later versions may add others."""
+    @property
+    def path_reason(self) -> str:
+        """Why it was this path and not a faster one; "" when there is no reason."""
+    @property
+    def duration(self) -> float:
+        """Seconds from the call to the completion."""
+    @property
+    def is_verified(self) -> bool:
+        """Whether a checksum was wanted and matches."""
+    def as_bytes(self) -> Tensor:
+        """Returns the same memory as a tensor of U8 with the shape (nbytes,)."""
+    def strings(self) -> list[bytes]:
+        """Returns the elements of a tensor of STRING, row-major. Raises InvalidArgument for any other dtype."""
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __array__(self, dtype: typing.Any = None, copy: typing.Optional[bool] = None) -> typing.Any: ...
+    def __dlpack__(self, *, stream: typing.Optional[int] = None, max_version: typing.Optional[tuple[int, int]] = None,
+                   dl_device: typing.Optional[tuple[int, int]] = None, copy: typing.Optional[bool] = None) -> object:
+        """Returns a capsule, with a version if the consumer knows versions. The capsule's deleter may run in any
+        thread.
+
+        The bytes of a tensor that was received are visible to everything that is launched afterwards, in any stream.
+        Raises BufferError: it is dead or of STRING; it is read-only and the consumer knows no versions; it is on
+        another device than dl_device and must not be copied.
+        """
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Returns (kind, index) as DLPack counts: (1, 0) is the host, (2, n) a GPU."""
+
+def empty(shape: Sequence[int], dtype: str = "F32", *, shared: bool = False) -> Tensor:
+    """Creates a tensor in the memory of the host, 64-byte aligned, contents undefined.
+
+    shared: in pages of its own, zero at first, which receivers on this host may map once it is published; its elements
+    must never change after that.
+    Raises InvalidArgument: not a dtype, or STRING. OutOfRange: the shape is too large. ResourceExhausted: no memory.
+    """
+
+def wrap(tensor: TensorLike) -> Tensor:
+    """Returns a tensor in the memory of an object, which is not copied. Wrapping once costs less than in each call.
+
+    Raises InvalidArgument (a ValueError), BufferError or ValueError of the object: elements of no dtype, gaps or
+    another order than row-major, more than 16 dimensions. TypeError: it is no tensor.
+    """
+
+class PeerInfo(typing.NamedTuple):
+    """A peer as this worker sees it."""
+    id: int
+    name: str
+    address: str
+    state: str
+    """ "idle": nothing was asked of it yet; "connecting"; "up"; "down": the last attempt failed, and it is tried
+    again."""
+    incarnation: int
+    """The number of the process that answered last; 0: none yet."""
+    restart_count: int
+    transport: str
+    """ "local", "verbs" or "grpc"; "" when it is not up."""
+    reason: str
+    """Why it is down, otherwise ""."""
+
+class Health(typing.NamedTuple):
+    is_healthy: bool
+    reasons: tuple[str, ...]
+    """One sentence for each peer that is down."""
+
+class Subscription:
+    """Every value of a key of a peer, in the order in which the peer gave them: `async for value in subscription`.
+
+    Each value lends one of the subscription's buffers, which is used again when nothing refers to the value any more,
+    its arrays included. A value that cannot be received raises its error, and the next one may be asked for; the end of
+    the subscription raises its error once, and then StopAsyncIteration. It belongs to the event loop that it was made
+    in.
+    """
+    def __aiter__(self) -> Subscription: ...
+    async def __anext__(self) -> Tensor: ...
+    async def __aenter__(self) -> Subscription: ...
+    async def __aexit__(self, *error: object) -> None: ...
+    def close(self) -> None:
+        """Ends it; so does dropping the last reference."""
+
+class Worker:
+    """One member of a cluster, in this process, with the tensors that it sends, receives and publishes.
+
+    Close it, or use `with` or `async with`: a worker that is dropped is closed with a ResourceWarning. Any thread may
+    use it.
+    """
+
+    def __init__(self, config: typing.Union[str, os.PathLike[str], dict[str, typing.Any], None] = None, *,
+                 job: typing.Optional[str] = None, task: int = 0, client: bool = False,
+                 address: typing.Optional[str] = None) -> None:
+        """Opens the worker, which takes up to some seconds where cards are tried.
+
+        config: the path of the cluster's JSON file, or its contents as a dict; None: the variable TF_CONFIG, or with
+        address no settings. job, task: which task this process is. client: it is none, and only receives.
+        address: the worker belongs to no cluster and is dialled at "host:port"; port 0 is any that is free. Peers come
+        by add_peer.
+        Raises InvalidArgument: the configuration is wrong, with line and column. NotFound: no such task, or a file is
+        missing. AlreadyExists: another process has the address. ResourceExhausted: no memory or descriptors.
+        FailedPrecondition: this process was forked from one that had opened a worker.
+        """
+    def close(self, timeout: typing.Optional[float] = None) -> None:
+        """Refuses new requests, lets running transfers finish for the timeout (None: timeouts.drain of the
+        configuration), and ends what is open with Cancelled. Calls that wait in other threads end first. Closing again
+        does nothing."""
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def name(self) -> str:
+        """ "/job:ps/task:0"; "" for a client."""
+    @property
+    def address(self) -> str:
+        """ "host:port", which peers dial; "" for a client."""
+    @property
+    def incarnation(self) -> int:
+        """The random number that was drawn when it was opened."""
+    def __enter__(self) -> Worker: ...
+    def __exit__(self, *error: object) -> None: ...
+    async def __aenter__(self) -> Worker: ...
+    async def __aexit__(self, *error: object) -> None: ...
+
+    def publish(self, key: str, tensor: TensorLike, step: int = 0) -> None:
+        """Keeps a tensor for any number of receivers, in place of what was published under the key.
+
+        Its memory must not change until it is replaced or withdrawn and its last transfer has ended; a reference to the
+        object is held until then. Raises InvalidArgument: the key. ResourceExhausted: no memory.
+        """
+    def withdraw(self, key: str) -> None:
+        """Ends a publication; transfers that run finish. Raises NotFound: nothing is published under the key."""
+
+    async def send(self, key: str, tensor: TensorLike, step: int = 0, *,
+                   timeout: typing.Optional[float] = None) -> None:
+        """Offers a tensor to one receiver of (key, step), which may ask before or after; done when that has all of it.
+
+        Raises AlreadyExists: (key, step) is offered already. DeadlineExceeded: no receiver came. Cancelled: the step
+        ended or the worker closed. ResourceExhausted: the worker holds as much as it may. The status of an aborted
+        step.
+        """
+    def send_wait(self, key: str, tensor: TensorLike, step: int = 0, *,
+                  timeout: typing.Optional[float] = None) -> None:
+        """As send, blocking."""
+
+    async def recv(self, peer: Peer, key: str, step: int = 0, *, into: typing.Optional[TensorLike] = None,
+                   timeout: typing.Optional[float] = None, checksum: bool = False, mapped: bool = False) -> Tensor:
+        """Receives what the peer sends as (key, step), or has published as key with a version of at least step.
+
+        mapped: the program only reads the tensor, which may then be a file or pages of the peer's, mapped read-only;
+        not together with into. The result says by its path whether it is.
+        Raises DeadlineExceeded: it did not come; the text names the state of the peer. NotFound: no such peer.
+        FailedPrecondition: it does not fit `into`. DataLoss: the checksum does not match, or the peer's file changed.
+        ResourceExhausted: too many wait at the peer, or no memory. Cancelled: the worker closed, or the peer was
+        removed. PermissionDenied: the peer does not allow it. The status of an aborted step.
+        """
+    def recv_wait(self, peer: Peer, key: str, step: int = 0, *, into: typing.Optional[TensorLike] = None,
+                  timeout: typing.Optional[float] = None, checksum: bool = False, mapped: bool = False) -> Tensor:
+        """As recv, blocking."""
+
+    async def recv_many(self, peer: Peer, keys: Sequence[Key], step: int = 0, *,
+                        into: typing.Optional[Sequence[typing.Optional[TensorLike]]] = None,
+                        timeout: typing.Optional[float] = None, min_count: int = 0,
+                        group_timeout: typing.Optional[float] = None,
+                        checksum: bool = False) -> list[typing.Union[Tensor, Error]]:
+        """Receives many tensors from one peer at a fraction of the cost of single receives.
+
+        keys: of each its key, or (key, step). into: for each its destination or None.
+        min_count: it is enough when so many have come, and the others are cancelled; 0: all. group_timeout: after so
+        many seconds it is over, whatever has come.
+        Returns a Tensor for each key, in the order of the keys, or the Error of one that was not needed. Raises the
+        error of the member that failed first when fewer than min_count have come; its `results` has what each has come
+        to.
+        """
+    def recv_many_wait(self, peer: Peer, keys: Sequence[Key], step: int = 0, *,
+                       into: typing.Optional[Sequence[typing.Optional[TensorLike]]] = None,
+                       timeout: typing.Optional[float] = None, min_count: int = 0,
+                       group_timeout: typing.Optional[float] = None,
+                       checksum: bool = False) -> list[typing.Union[Tensor, Error]]:
+        """As recv_many, blocking."""
+
+    def subscribe(self, peer: Peer, key: str, from_step: int = 0, *, count: int = 2,
+                  into: typing.Optional[Sequence[TensorLike]] = None, checksum: bool = False) -> Subscription:
+        """Receives every value of a key from from_step on, of published ones the newest, without asking for each.
+
+        count: how many may be under way or still referred to; into: these buffers, all alike, and count is their
+        number. It is called within an event loop. Raises NotFound: no such peer. InvalidArgument: the key, or count is
+        0.
+        """
+
+    def add_peer(self, address: str, name: typing.Optional[str] = None, incarnation: int = 0) -> int:
+        """Adds a worker that no configuration names, by its address, and returns its number. Nothing is connected yet.
+
+        name: another worker that answers there is refused; None: any. incarnation: the same for the process; 0: any.
+        Raises InvalidArgument: the address or name is none. AlreadyExists: the name is that of a peer elsewhere.
+        """
+    def remove_peer(self, peer: Peer) -> None:
+        """Removes a peer that was added; what waits for it ends with Cancelled. Raises NotFound: no such peer.
+        FailedPrecondition: it is a task of the configuration, or this worker."""
+    def peers(self) -> list[PeerInfo]:
+        """Describes all peers, this worker among them."""
+    def wait_for_peers(self, peers: typing.Optional[Sequence[Peer]] = None, min_count: int = 0,
+                       timeout: typing.Optional[float] = None) -> None:
+        """Connects to the peers (None: all) and waits until min_count (0: all) are up at the same time; blocking.
+
+        timeout: None: no limit. Raises DeadlineExceeded: naming one that is not up and why. NotFound: no such peer.
+        Unavailable: another process answers where one of a certain incarnation is meant.
+        """
+    def health(self) -> Health:
+        """Says whether the worker is open and no peer is down. `tensorlane health` looks at a whole cluster."""
+    def counters(self) -> dict[str, int]:
+        """Returns what was counted since the worker opened: tensors, bytes, frames, retries, what is held and published
+        now, open operations, protocol errors (struct tl_worker_stats in worker.h has each)."""
+    def abort_step(self, step: int, message: str, code: int = 10) -> None:
+        """Fails all that waits here for a step, and all that asks for it until end_step, with a status and a message.
+        code: that of an Error class, such as Aborted.code. Raises InvalidArgument: it is none, or the message is too
+        long."""
+    def end_step(self, step: int) -> int:
+        """Ends a step: sends that were not received and receives that wait end with Cancelled. Returns how many tensors
+        were dropped."""

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays whose dtype NumPy has from another package (ml_dtypes): their elements go as bytes, with the dtype's name.
+
+Nothing here is imported before such an array or tensor appears.
+"""
+
+# The dtypes of ml_dtypes that have a whole number of bytes, and what tensorlane calls them.
+_NAMES = {
+    "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0",
+}
+_BY_DTYPE = {dtype: name for name, dtype in _NAMES.items()}
+
+
+def describe(array):
+    """Returns (an array of unsigned integers in the same memory, name of the dtype), or None for any other array."""
+    name = _NAMES.get(getattr(array.dtype, "name", None))
+    return name and (array.view(f"u{array.dtype.itemsize}"), name)
+
+
+def of_tensor(tensor, dtype, copy):
+    """Returns the array of a tensor that has no buffer, as Tensor.__array__ does."""
+    import numpy
+
+    name = _BY_DTYPE.get(tensor.dtype)
+    if tensor.dtype == "STRING":
+        array = numpy.array(tensor.strings(), dtype=object).reshape(tensor.shape)
+    elif name is None or tensor.is_dead or tensor.device != "cpu":
+        raise TypeError(f"NumPy has no array like {tensor!r}")
+    else:
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TypeError(f"NumPy has no dtype for {tensor.dtype}; install ml_dtypes, or use torch.from_dlpack, or "
+                            "as_bytes") from None
+        array = numpy.asarray(tensor.as_bytes()).view(getattr(ml_dtypes, name)).reshape(tensor.shape)
+    if dtype is not None and array.dtype != dtype:
+        array = array.astype(dtype)
+    return array.copy() if copy else array

@@ -1,0 +1,285 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""How long things of the Python package live: arrays, workers, processes that end, fork, cycles, memory."""
+import asyncio
+import gc
+import os
+import unittest
+import warnings
+import weakref
+
+import python_support
+from python_support import WorkersCase, run_script, tensorlane
+
+import numpy
+
+# A receive of 64 KiB has its own memory; what the allocator keeps for later is far less than what 100,000 would leave.
+RECEIVES = 100_000
+MOST_GROWTH_BYTES = 24 << 20
+
+
+class Outlives(WorkersCase):
+    def test_tensor_and_worker(self):
+        self.owner.publish("key", numpy.arange(1000))
+        got = self.asker.recv_wait(self.peer, "key")
+        array, view, taken = numpy.asarray(got), memoryview(got), numpy.from_dlpack(got)
+        own = numpy.asarray(self.owner.recv_wait(self.owner.name, "key"))
+        del got
+        self.asker.close()
+        self.owner.close()
+        del self.asker, self.owner
+        self._cleanups.clear()
+        gc.collect()
+        for one in (array, view, taken, own):
+            numpy.testing.assert_array_equal(numpy.asarray(one), numpy.arange(1000))
+
+    def test_module(self):
+        out = run_script("""
+            owner.publish("key", numpy.arange(1000))
+            got = asker.recv_wait(peer, "key")
+            array, view, taken = numpy.asarray(got), memoryview(got), numpy.from_dlpack(got)
+            owner.close()
+            asker.close()
+            del owner, asker, tensorlane
+            for name in [name for name in sys.modules if name.startswith("tensorlane")]:
+                del sys.modules[name]
+            gc.collect()
+            print(got, array.sum(), numpy.asarray(view).sum(), taken.sum())
+            del got, array, view, taken
+            gc.collect()
+            """)
+        self.assertTrue(out.endswith("499500 499500 499500\n"), out)
+
+    def test_source_of_what_is_published(self):
+        values = numpy.zeros(1000)
+        gone = weakref.ref(values)
+        self.owner.publish("key", values)
+        del values
+        got = self.asker.recv_wait(self.peer, "key")
+        self.assertIsNotNone(gone())
+        self.owner.publish("key", b"another")
+        python_support.wait_until(lambda: gone() is None, "the memory is given back")
+        self.assertEqual(numpy.asarray(got).sum(), 0)
+
+    def test_a_send_that_nothing_refers_to(self):
+        values = numpy.zeros(1000)
+        gone = weakref.ref(values)
+
+        async def main():
+            sending = asyncio.ensure_future(self.owner.send("key", values, timeout=600))
+            await asyncio.sleep(0)
+            del sending
+
+        asyncio.run(main())
+        del values
+        self.assertEqual(self.owner.counters()["published_tensors"], 0)
+        self.owner.close()
+        gc.collect()
+        python_support.wait_until(lambda: gone() is None, "the memory is given back")
+
+
+class Ends(unittest.TestCase):
+    def test_the_interpreter_ends_with_operations_open(self):
+        for script in (
+                "owner.publish('key', numpy.zeros(1000)); got = asker.recv_wait(peer, 'key')",
+                """
+                threading.Thread(target=lambda: asker.recv_wait(peer, "none", timeout=600), daemon=True).start()
+                threading.Thread(target=lambda: owner.send_wait("none", b"", timeout=600), daemon=True).start()
+                while not asker.counters()["open_operations"]: time.sleep(0.01)
+                """,
+                """
+                loop = asyncio.new_event_loop()
+                async def main():
+                    asyncio.ensure_future(asker.recv(peer, "none", timeout=600))
+                    asyncio.ensure_future(owner.send("none", numpy.zeros(9), timeout=600))
+                    subscription = asker.subscribe(peer, "none")
+                    await asyncio.sleep(0.01)
+                    return subscription
+                kept = loop.run_until_complete(main())
+                """,
+                "owner.publish('key', numpy.zeros(1000)); raise SystemExit",
+                "owner.publish('key', numpy.zeros(1000)); sys.modules.clear()"):
+            with self.subTest(script):
+                run_script(script)
+
+    def test_an_error_ends_the_program(self):
+        process = python_support.start_script("""
+            owner.publish("key", numpy.zeros(1000))
+            got = asker.recv_wait(peer, "key")
+            raise ValueError("the end")
+            """)
+        _, err = process.communicate(timeout=python_support.PATIENCE)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("ValueError: the end", err)
+
+    def test_a_worker_that_is_dropped(self):
+        worker = tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0")
+        values = numpy.zeros(10)
+        gone = weakref.ref(values)
+        worker.publish("key", values)
+        del values
+        with self.assertWarnsRegex(ResourceWarning, "was not closed"):
+            del worker
+            gc.collect()
+        python_support.wait_until(lambda: gone() is None, "the memory is given back")
+
+    def test_fork(self):
+        """The child gets errors, may use what it has, and ends in every way; the parent goes on."""
+        out = run_script("""
+            owner.publish("key", numpy.arange(1000))
+            got = asker.recv_wait(peer, "key")
+            array = numpy.asarray(got)
+            async def receive():
+                await asker.recv(peer, "key")
+            def child(end):
+                for call in (lambda: asker.recv_wait(peer, "key"), lambda: owner.publish("key", array),
+                             lambda: asker.send_wait("key", array), asker.counters, asker.peers, lambda: asker.name,
+                             lambda: asyncio.run(receive()), lambda: tensorlane.Worker(address="127.0.0.1:0")):
+                    try:
+                        call()
+                        os._exit(3)
+                    except tensorlane.FailedPrecondition as error:
+                        assert "fork" in str(error), error
+                assert array.sum() == 499500
+                asker.close()
+                globals().pop("owner")
+                globals().pop("got")
+                gc.collect()
+                print("child", end, flush=True)
+                if end == "exit": sys.exit(7)
+                if end == "_exit": os._exit(7)
+                raise ValueError("an error of the child")
+            for end in ("exit", "_exit", "raise"):
+                pid = os.fork()
+                if pid == 0: child(end)
+                _, status = os.waitpid(pid, 0)
+                print(os.waitstatus_to_exitcode(status), flush=True)
+            assert numpy.asarray(asker.recv_wait(peer, "key")).sum() == 499500
+            asker.close()
+            owner.close()
+            """)
+        self.assertEqual(out.split(), ["child", "exit", "7", "child", "_exit", "7", "child", "raise", "1"])
+
+    def test_fork_before_the_first_worker(self):
+        out = run_script("""
+            import os, sys, tensorlane
+            pid = os.fork()
+            with tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0") as worker:
+                worker.publish("key", b"value")
+                print(bytes(worker.recv_wait(worker.name, "key")), flush=True)
+            if pid: sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            """, prologue="")
+        self.assertEqual(out, "b'value'\n" * 2)
+
+
+class Collected(unittest.TestCase):
+    def test_cycles(self):
+        """A worker, its queue, a future that waits, and what waits for that one refer to each other."""
+        async def main():
+            worker = tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0")
+
+            async def wait():
+                await worker.recv(worker.name, "none", timeout=600)
+
+            worker.waiting = asyncio.ensure_future(wait())
+            worker.itself = worker
+            worker.subscription = worker.subscribe(worker.name, "none")
+            await asyncio.sleep(0)
+            worker.waiting.cancel()
+            await asyncio.sleep(0)
+            return weakref.ref(worker)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gone = asyncio.run(main())
+            gc.collect()
+        self.assertIsNone(gone())
+
+    def test_a_future_that_nothing_else_refers_to(self):
+        """The event loop refers to the queue, and so to the future; when the loop has gone, all goes."""
+        class Marked(dict):
+            pass
+
+        worker = tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0")
+        self.addCleanup(worker.close)
+        loop = asyncio.new_event_loop()
+        marked = Marked()
+        gone = weakref.ref(marked)
+
+        async def main(marked):
+            marked["future"] = asyncio.ensure_future(worker.recv(worker.name, "none", timeout=600))
+            marked["future"].add_done_callback(lambda _: marked)
+            await asyncio.sleep(0)
+
+        loop.run_until_complete(main(marked))
+        marked["future"]._log_destroy_pending = False
+        del marked
+        loop.close()
+        del loop
+        worker._queues.clear()
+        gc.collect()
+        self.assertIsNone(gone())
+        python_support.wait_until(lambda: worker.counters()["open_operations"] == 0, "the receive was cancelled")
+
+    def test_types(self):
+        """The module and its types go when nothing refers to them."""
+        out = run_script("""
+            import gc, sys, weakref, tensorlane
+            gone = weakref.ref(tensorlane._tensorlane), weakref.ref(tensorlane.Tensor)
+            tensorlane._tensorlane._stop()
+            import atexit
+            atexit.unregister(tensorlane._close_all)
+            del tensorlane
+            for name in [name for name in sys.modules if name.startswith("tensorlane")]:
+                del sys.modules[name]
+            gc.collect()
+            print([one() for one in gone])
+            """, prologue="")
+        self.assertEqual(out, "[None, None]\n")
+
+
+@unittest.skipIf(python_support.SANITIZE, "AddressSanitizer keeps memory that was freed")
+class Flat(WorkersCase):
+    def resident_bytes(self):
+        gc.collect()
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def test_receives(self):
+        values = numpy.zeros(4096, numpy.float32)
+        into = numpy.zeros(4096, numpy.float32)
+        self.owner.publish("values", values)
+
+        def receive(count):
+            for _ in range(count // 10):
+                for _ in range(4):
+                    self.asker.recv_wait(self.peer, "values", into=into)
+                numpy.asarray(self.asker.recv_wait(self.peer, "values"))
+                for row in self.asker.recv_many_wait(self.peer, ["values"] * 5):
+                    numpy.from_dlpack(row)
+                self.owner.publish("values", values)
+
+        receive(2000)
+        before = self.resident_bytes()
+        receive(RECEIVES)
+        self.assertLess(self.resident_bytes() - before, MOST_GROWTH_BYTES)
+        self.assertGreaterEqual(self.asker.counters()["tensors_received"], RECEIVES)
+
+    def test_awaited(self):
+        self.owner.publish("values", numpy.zeros(4096, numpy.float32))
+
+        async def receive(count):
+            for _ in range(count // 10):
+                await asyncio.gather(*(self.asker.recv(self.peer, "values") for _ in range(10)))
+
+        async def main():
+            await receive(2000)
+            before = self.resident_bytes()
+            await receive(RECEIVES // 5)
+            return self.resident_bytes() - before
+
+        self.assertLess(asyncio.run(main()), MOST_GROWTH_BYTES)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

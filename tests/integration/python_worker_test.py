@@ -1,0 +1,314 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of the Python package: calls that wait, errors, peers, steps, Ctrl-C."""
+import json
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import threading
+import unittest
+
+import python_support
+from python_support import WorkersCase, start_script, tensorlane, wait_until
+
+import numpy
+
+SECOND = {"timeout": 1}
+
+
+class Calls(WorkersCase):
+    def test_publish_and_recv(self):
+        values = numpy.arange(100_000, dtype=numpy.float32).reshape(10, -1)
+        self.owner.publish("weights", values, step=7)
+        got = self.asker.recv_wait(self.peer, "weights", step=5)
+        self.assertEqual((got.dtype, got.shape, got.step), ("F32", (10, 10_000), 7))
+        self.assertIn(got.path, ("zero-copy", "bounce"))
+        self.assertEqual(bool(got.path_reason), got.path != "zero-copy")
+        self.assertGreater(got.duration, 0)
+        self.assertFalse(got.is_verified)
+        numpy.testing.assert_array_equal(numpy.asarray(got), values)
+        self.assertTrue(self.asker.recv_wait(self.peer, "weights", checksum=True).is_verified)
+        self.owner.withdraw("weights")
+        with self.assertRaises(tensorlane.DeadlineExceeded):
+            self.asker.recv_wait(self.peer, "weights", timeout=0.01)
+        with self.assertRaises(tensorlane.NotFound) as caught:
+            self.owner.withdraw("weights")
+        self.assertEqual(caught.exception.key, "weights")
+
+    def test_paths(self):
+        self.owner.publish("small", b"12")
+        self.asker.wait_for_peers([self.peer])
+        python_support.wait_until(lambda: self.asker.recv_wait(self.peer, "small").path == "inline", "local is up")
+        own = self.owner.recv_wait(self.owner.name, "small")
+        self.assertEqual((own.path, own.readonly, bytes(own)), ("self", True, b"12"))
+        other = self.open(protocol="grpc")
+        got = other.recv_wait(other.add_peer(self.owner.address), "small")
+        self.assertEqual((got.path, got.path_reason), ("grpc", "the protocol is grpc"))
+
+    def test_into(self):
+        values = numpy.arange(50, dtype=numpy.int16)
+        self.owner.publish("values", values)
+        array, buffer = numpy.zeros(50, numpy.int16), memoryview(bytearray(100)).cast("h")
+        for into in (array, buffer, tensorlane.wrap(array), tensorlane.empty((50,), "I16")):
+            got = self.asker.recv_wait(self.peer, "values", into=into)
+            numpy.testing.assert_array_equal(numpy.asarray(into), values)
+            numpy.testing.assert_array_equal(numpy.asarray(got), values)
+            self.assertTrue(numpy.shares_memory(numpy.asarray(got), numpy.asarray(into)))
+        for into, error in ((numpy.zeros(49, numpy.int16), tensorlane.FailedPrecondition),
+                            (numpy.zeros(50, numpy.uint16), tensorlane.FailedPrecondition),
+                            (bytes(100), (BufferError, ValueError)), (tensorlane.wrap(bytes(100)), ValueError),
+                            (5, TypeError)):
+            with self.subTest(into), self.assertRaises(error):
+                self.asker.recv_wait(self.peer, "values", into=into)
+
+    def test_mapped(self):
+        shared = tensorlane.empty((1 << 20,), "U8", shared=True)
+        self.owner.publish("shared", shared)
+        self.asker.wait_for_peers([self.peer])
+        wait_until(lambda: self.asker.recv_wait(self.peer, "shared", mapped=True).path == "mapped", "it is mapped")
+        got = self.asker.recv_wait(self.peer, "shared", mapped=True)
+        self.assertTrue(got.readonly)
+        self.assertEqual(bytes(got), bytes(1 << 20))
+
+    def test_send(self):
+        results = []
+        thread = threading.Thread(target=lambda: results.append(self.owner.send_wait("one", b"shot", step=3)))
+        thread.start()
+        got = self.asker.recv_wait(self.peer, "one", step=3)
+        thread.join()
+        self.assertEqual((results, bytes(got), got.step), ([None], b"shot", 3))
+        with self.assertRaises(tensorlane.DeadlineExceeded):
+            self.owner.send_wait("none asks", b"", timeout=0.01)
+
+    def test_recv_many(self):
+        for i in range(20):
+            self.owner.publish(f"row/{i}", numpy.full(3, i), step=i)
+        rows = self.asker.recv_many_wait(self.peer, [f"row/{i}" for i in range(20)])
+        self.assertEqual([numpy.asarray(row)[0] for row in rows], list(range(20)))
+        self.assertEqual([row.step for row in rows], list(range(20)))
+        into = [numpy.zeros(3, int), None]
+        rows = self.asker.recv_many_wait(self.peer, [("row/4", 4), "row/5"], into=into)
+        self.assertEqual((into[0][0], numpy.asarray(rows[1])[0]), (4, 5))
+        self.assertEqual(self.asker.recv_many_wait(self.peer, []), [])
+
+    def test_recv_many_that_fails_in_part(self):
+        self.owner.publish("there", b"1")
+        with self.assertRaises(tensorlane.DeadlineExceeded) as caught:
+            self.asker.recv_many_wait(self.peer, ["there", "absent"], timeout=0.3)
+        there, absent = caught.exception.results
+        self.assertEqual((bytes(there), type(absent), absent.key), (b"1", tensorlane.DeadlineExceeded, "absent"))
+        self.assertEqual(caught.exception.key, ("there", "absent"))
+        there, absent = self.asker.recv_many_wait(self.peer, ["there", "absent"], min_count=1)
+        self.assertEqual((bytes(there), type(absent)), (b"1", tensorlane.Cancelled))
+        there, absent = self.asker.recv_many_wait(self.peer, ["there", "absent"], min_count=1, group_timeout=60)
+        self.assertEqual(bytes(there), b"1")
+
+    def test_steps(self):
+        self.owner.abort_step(5, "the batch is bad")
+        with self.assertRaisesRegex(tensorlane.Aborted, "the batch is bad"):
+            self.asker.recv_wait(self.peer, "gradient", step=5)
+        self.owner.abort_step(6, "it is gone", tensorlane.DataLoss.code)
+        with self.assertRaises(tensorlane.DataLoss):
+            self.asker.recv_wait(self.peer, "gradient", step=6)
+        self.assertEqual(self.owner.end_step(5), 0)
+        results = []
+        thread = threading.Thread(target=lambda: results.append(error_of(self.owner.send_wait, "unread", b"", step=7)))
+        thread.start()
+        wait_until(lambda: self.owner.counters()["held_tensors"] == 1, "it is held")
+        self.assertEqual(self.owner.end_step(7), 1)
+        thread.join()
+        self.assertEqual(results, [tensorlane.Cancelled])
+
+    def test_arguments(self):
+        recv = self.asker.recv_wait
+        for error, call in (
+                (TypeError, lambda: recv(self.peer)), (TypeError, lambda: recv(self.peer, b"key")),
+                (TypeError, lambda: recv(None, "key")), (ValueError, lambda: recv(self.peer, "a\0b")),
+                (ValueError, lambda: recv(self.peer, "k" * 513)), (ValueError, lambda: recv(self.peer, "")),
+                (OverflowError, lambda: recv(self.peer, "key", step=-1)),
+                (OverflowError, lambda: recv(self.peer, "key", step=1 << 64)),
+                (ValueError, lambda: recv(self.peer, "key", timeout=-1)),
+                (ValueError, lambda: recv(self.peer, "key", timeout=float("nan"))),
+                (tensorlane.NotFound, lambda: recv(12345, "key")),
+                (tensorlane.NotFound, lambda: recv("/job:none/task:0", "key")),
+                (ValueError, lambda: self.asker.recv_many_wait(self.peer, ["a"], into=[])),
+                (TypeError, lambda: self.asker.recv_many_wait(self.peer, [5])),
+                (TypeError, lambda: self.owner.publish("key", object()))):
+            with self.subTest(), self.assertRaises(error):
+                call()
+        self.assertEqual(self.asker.counters()["open_operations"], 0)
+
+    def test_closed(self):
+        with self.open() as worker:
+            self.assertFalse(worker.closed)
+        self.assertTrue(worker.closed)
+        worker.close()
+        for call in (lambda: worker.recv_wait("ps:0", "key"), lambda: worker.name, worker.counters, worker.peers,
+                     lambda: worker.publish("key", b"")):
+            with self.assertRaisesRegex(tensorlane.FailedPrecondition, "closed"):
+                call()
+        self.assertEqual(worker.health(), (False, ("the worker is closed",)))
+
+    def test_calls_that_wait_end_with_the_worker(self):
+        calls = (lambda: self.asker.recv_wait(self.peer, "none"), lambda: self.asker.send_wait("none", b""),
+                 lambda: self.asker.recv_many_wait(self.peer, ["none", "neither"]),
+                 lambda: self.asker.wait_for_peers([self.asker.add_peer("127.0.0.1:9")]))
+        errors = []
+        threads = [threading.Thread(target=lambda call=call: errors.append(error_of(call))) for call in calls]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: self.asker.counters()["open_operations"] >= 4, "all wait")
+        self.asker.close()
+        for thread in threads:
+            thread.join()
+        self.assertLessEqual(set(errors), {tensorlane.Cancelled, tensorlane.FailedPrecondition})
+        self.assertEqual(len(errors), 4)
+
+
+def error_of(call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except Exception as error:
+        return type(error)
+    return None
+
+
+class Errors(unittest.TestCase):
+    def test_classes(self):
+        classes = tensorlane.Error.__subclasses__()
+        self.assertEqual(sorted(error.code for error in classes), list(range(1, 17)))
+        for error in classes:
+            self.assertIs(getattr(tensorlane, error.__name__), error)
+            self.assertEqual(error.status, "".join(("_" if letter.isupper() else "") + letter.upper()
+                                                   for letter in error.__name__)[1:])
+
+    def test_configuration(self):
+        with self.assertRaisesRegex(tensorlane.InvalidArgument, "clutser"):
+            tensorlane.Worker({"clutser": {}}, job="ps")
+        with self.assertRaises(tensorlane.NotFound):
+            tensorlane.Worker({"cluster": {"ps": ["127.0.0.1:1"]}}, job="worker")
+        with self.assertRaises(tensorlane.Error):
+            tensorlane.Worker("/there/is/no/such.json", job="ps")
+        self.assertTrue(issubclass(tensorlane.InvalidArgument, ValueError))
+        self.assertTrue(issubclass(tensorlane.DeadlineExceeded, TimeoutError))
+
+
+class Cluster(unittest.TestCase):
+    """Workers of a cluster; that of the job "ps" listens at any free port of a task that nothing dials but itself."""
+
+    def test_sources_of_the_configuration(self):
+        config = {"cluster": {"ps": [f"127.0.0.1:{free_port()}"]}, "log": {"level": "error"}}
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "cluster.json")
+            path.write_text(json.dumps(config), encoding="utf-8")
+            for source in (config, path, str(path)):
+                with tensorlane.Worker(source, job="ps", task=0) as worker, \
+                        tensorlane.Worker(source, client=True) as client:
+                    self.assertEqual((worker.name, client.name), ("/job:ps/task:0", ""))
+                    worker.publish("key", b"value")
+                    for name in ("ps:0", "/job:ps/task:0"):
+                        self.assertEqual(bytes(client.recv_wait(name, "key")), b"value")
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": config["cluster"], "task": {"type": "ps", "index": 0}})
+        self.addCleanup(os.environ.pop, "TF_CONFIG")
+        with tensorlane.Worker() as worker:
+            self.assertEqual(worker.name, "/job:ps/task:0")
+
+
+def free_port():
+    import socket
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Peers(WorkersCase):
+    def test_peers(self):
+        self.owner.publish("key", b"value")
+        self.asker.recv_wait(self.peer, "key")
+        peers = {peer.id: peer for peer in self.asker.peers()}
+        self.assertEqual((peers[self.peer].state, peers[self.peer].name, peers[self.peer].address),
+                         ("up", self.owner.name, self.owner.address))
+        self.assertEqual(peers[self.peer].incarnation, self.owner.incarnation)
+        self.assertEqual(bytes(self.asker.recv_wait(self.owner.name, "key")), b"value")
+        self.assertTrue(self.asker.health().is_healthy)
+        self.asker.remove_peer(self.owner.name)
+        with self.assertRaises(tensorlane.NotFound):
+            self.asker.recv_wait(self.owner.name, "key")
+        again = self.asker.add_peer(self.owner.address, name=self.owner.name, incarnation=self.owner.incarnation)
+        self.assertNotEqual(again, self.peer)
+        self.assertEqual(bytes(self.asker.recv_wait(self.owner.name, "key")), b"value")
+
+    def test_a_peer_that_is_not_there(self):
+        absent = self.asker.add_peer("127.0.0.1:9")
+        with self.assertRaises(tensorlane.DeadlineExceeded) as caught:
+            self.asker.wait_for_peers([absent], timeout=0.2)
+        self.assertEqual(caught.exception.peer, [absent])
+        wait_until(lambda: not self.asker.health().is_healthy, "the peer is down")
+        self.assertIn("127.0.0.1:9", self.asker.health().reasons[0])
+        self.asker.wait_for_peers([self.peer, absent], min_count=1)
+
+    def test_removed_while_it_is_waited_for(self):
+        errors = []
+        thread = threading.Thread(
+            target=lambda: errors.append(error_of(self.asker.recv_wait, self.peer, "none", timeout=600)))
+        thread.start()
+        wait_until(lambda: self.asker.counters()["open_operations"] == 1, "it waits")
+        self.asker.remove_peer(self.peer)
+        thread.join()
+        self.assertEqual(errors, [tensorlane.Cancelled])
+
+
+class Interrupts(unittest.TestCase):
+    def test_ctrl_c(self):
+        """It ends each call that waits, and the worker works on."""
+        for call in ('asker.recv_wait(peer, "none", timeout=600)', 'asker.send_wait("none", b"", timeout=600)',
+                     'asker.recv_many_wait(peer, ["none"] * 3, timeout=600)',
+                     'asker.wait_for_peers([asker.add_peer("127.0.0.1:9")])'):
+            with self.subTest(call):
+                process = start_script(f"""
+                    owner.publish("key", b"value")
+                    try:
+                        print("waiting", flush=True)
+                        {call}
+                    except KeyboardInterrupt:
+                        print(bytes(asker.recv_wait(peer, "key")), flush=True)
+                    asker.close()
+                    owner.close()
+                    """)
+                self.assertEqual(process.stdout.readline(), "waiting\n")
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=python_support.PATIENCE)
+                self.assertEqual((out, process.returncode), ("b'value'\n", 0), err)
+
+    def test_at_any_moment(self):
+        """An exception of a signal handler ends calls wherever they are; nothing stays open, and all still works."""
+        out = python_support.run_script("""
+            owner.publish("key", b"value")
+            asker.recv_wait(peer, "key")
+            count = interrupted = 0
+            def interrupt(*_):
+                raise KeyboardInterrupt
+            signal.signal(signal.SIGALRM, interrupt)
+            while interrupted < 300:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.001)
+                    while True:
+                        asker.recv_wait(peer, "key", into=bytearray(5))
+                        asker.recv_many_wait(peer, ["key"] * 3)
+                        count += 1
+                except KeyboardInterrupt:
+                    interrupted += 1
+            while asker.counters()["open_operations"]:
+                time.sleep(0.01)
+            assert bytes(asker.recv_wait(peer, "key")) == b"value"
+            print(count > 0)
+            asker.close()
+            owner.close()
+            """)
+        self.assertEqual(out, "True\n")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
