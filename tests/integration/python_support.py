@@ -15,7 +15,9 @@ import unittest
 SOURCE = pathlib.Path(os.environ.get("TENSORLANE_SOURCE") or pathlib.Path(__file__).parents[2])
 BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or SOURCE / "build/release")
 SANITIZE = os.environ.get("TENSORLANE_SANITIZE", "")
-PACKAGES = BUILD / "lib/python"
+# Another folder that has the package, such as an installed wheel.
+INSTALLED = os.environ.get("TENSORLANE_PYTHON_PACKAGES")
+PACKAGES = pathlib.Path(INSTALLED or BUILD / "lib/python")
 PATIENCE = 120
 
 if not (PACKAGES / "tensorlane/_tensorlane.abi3.so").exists():

@@ -9,6 +9,7 @@ import threading
 import types
 import unittest
 import weakref
+from unittest import mock
 
 import python_support
 from python_support import tensorlane
@@ -172,6 +173,9 @@ class Out(unittest.TestCase):
         self.assertIsNone(gone())
 
     def test_dtypes_that_numpy_lacks(self):
+        absent = mock.patch.dict(sys.modules, ml_dtypes=None)
+        absent.start()
+        self.addCleanup(absent.stop)
         for name in OWN_DTYPES:
             with self.subTest(name):
                 tensor = tensorlane.empty((2, 4), name)
@@ -191,9 +195,9 @@ class Out(unittest.TestCase):
         stand_in = types.SimpleNamespace(dtype=types.SimpleNamespace(name="bfloat16", itemsize=2), view=values.view)
         tensor = tensorlane._tensorlane._wrap_as(*_arrays.describe(stand_in))
         self.assertEqual((tensor.dtype, tensor.shape), ("BF16", (4,)))
-        sys.modules["ml_dtypes"] = types.SimpleNamespace(bfloat16=numpy.dtype("u2"))
-        self.addCleanup(sys.modules.pop, "ml_dtypes")
-        numpy.testing.assert_array_equal(numpy.asarray(tensor), values)
+        with mock.patch.dict(sys.modules, ml_dtypes=types.SimpleNamespace(bfloat16=numpy.dtype("u2"))):
+            array = numpy.asarray(tensor)
+        numpy.testing.assert_array_equal(array, values)
 
     def test_empty(self):
         self.assertEqual((tensorlane.empty((2,)).dtype, tensorlane.empty((), "I64").nbytes), ("F32", 8))

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))
 from pypi import Missing, run  # noqa: E402
 
 FOLDER = ROOT / "build" / "interop"
-PACKAGES = ["grpcio", "grpcio-tools", "numpy", "safetensors"]
+PACKAGES = ["grpcio", "grpcio-tools", "ml_dtypes", "numpy", "safetensors"]
 FOREIGN = ["foreign_client_test.py", "foreign_exchange_test.py"]
 SKIPPED = 77
 TEST_SEC = 300
