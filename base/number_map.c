@@ -4,17 +4,22 @@
 #include "base/number_map.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/random.h"
 
+/* Slots of a cache line. */
+#define LINE_BITS 2
+#define LINE_BYTES (sizeof(struct tl_number_slot) << LINE_BITS)
 #define FIRST_BITS 5
 /* A map that was larger gives its memory back when it is empty. */
 #define IDLE_CAPACITY 4096
 
 static size_t first_place(const struct tl_number_map *map, uint64_t number)
 {
-    return (size_t)((number * map->factor) >> map->shift);
+    size_t line = (size_t)(((number >> LINE_BITS) * map->factor) >> map->shift);
+    return line << LINE_BITS | (number & ((1u << LINE_BITS) - 1));
 }
 
 /* The slot of a number, or the free one where it belongs. */
@@ -30,10 +35,11 @@ static bool grow(struct tl_number_map *map)
 {
     struct tl_number_map larger = *map;
     larger.capacity = map->slots == NULL ? (size_t)1 << FIRST_BITS : 2 * map->capacity;
-    larger.shift = map->slots == NULL ? 64 - FIRST_BITS : map->shift - 1;
+    larger.shift = map->slots == NULL ? 64 - (FIRST_BITS - LINE_BITS) : map->shift - 1;
     if (larger.factor == 0) larger.factor = tl_random_u64() | 1;
-    larger.slots = calloc(larger.capacity, sizeof(*larger.slots));
-    if (larger.slots == NULL) return false;
+    void *slots;
+    if (posix_memalign(&slots, LINE_BYTES, larger.capacity * sizeof(*larger.slots)) != 0) return false;
+    larger.slots = memset(slots, 0, larger.capacity * sizeof(*larger.slots));
     for (size_t i = 0; i < map->capacity; i++) {
         if (map->slots[i].item != NULL) *find_slot(&larger, map->slots[i].number) = map->slots[i];
     }

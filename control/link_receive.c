@@ -24,8 +24,13 @@
 
 /* ----------------------------------------------------------------------------------------------------- fetches -- */
 
+/* Most answers come in the order of the requests, so that the request that was made first is looked at first. */
 static struct link_fetch *fetch_find(struct tl_link *link, uint64_t number)
 {
+    if (!tl_list_is_empty(&link->asked)) {
+        struct link_fetch *first = TL_CONTAINER_OF(link->asked.next, struct link_fetch, request_link);
+        if (first->number == number) return first;
+    }
     return tl_number_map_find(&link->fetches, number);
 }
 
