@@ -43,10 +43,24 @@ static inline struct tl_hash_link *tl_hash_skip(struct tl_hash_link *link, uint3
     return link;
 }
 
+/* Returns the first object of the chain that objects with this hash are in; NULL: there is none. The table is not
+ * empty.
+ */
+static inline struct tl_hash_link *tl_hash_table_chain(const struct tl_hash_table *table, uint32_t hash)
+{
+    return table->chains[hash & (table->chain_count - 1)];
+}
+
+/* Brings what tl_hash_table_chain reads into the processor's caches. */
+static inline void tl_hash_table_prefetch(const struct tl_hash_table *table, uint32_t hash)
+{
+    __builtin_prefetch(&table->chains[hash & (table->chain_count - 1)]);
+}
+
 /* Returns an object with this hash, of which there may be several; NULL: there is none. */
 static inline struct tl_hash_link *tl_hash_table_find(const struct tl_hash_table *table, uint32_t hash)
 {
-    return table->count > 0 ? tl_hash_skip(table->chains[hash & (table->chain_count - 1)], hash) : NULL;
+    return table->count > 0 ? tl_hash_skip(tl_hash_table_chain(table, hash), hash) : NULL;
 }
 
 /* Returns another one with the same hash; NULL: there is no more. */

@@ -19,6 +19,8 @@
 
 /* Keys that are kept for one client. */
 #define CLIENT_KEYS (TL_MAX_KEY_NUMBERS / 2)
+/* So many requests of a frame are read before they are started. */
+#define READ_REQUESTS 32
 
 /* -------------------------------------------------------------------------------------------------------- keys -- */
 
@@ -118,6 +120,7 @@ static bool find_key(struct tl_link *link, const struct tl_packed_key *key, stru
         ret_key->text = tl_kept_keys_get(kept, key->number);
         ret_key->is_kept = true;
         if (ret_key->text == NULL) link_protocol_error(link, "the key number %u was not sent", key->number);
+        if (ret_key->text != NULL) ret_key->text_bytes = strlen(ret_key->text);
     } else if (key->text_bytes == 0 || key->text_bytes > TL_MAX_KEY_BYTES ||
                !tl_text_is_utf8(key->text, key->text_bytes)) {
         link_protocol_error(link, "a key of %zu bytes that is missing, too long or not UTF-8", key->text_bytes);
@@ -157,29 +160,52 @@ static void handle_plain(struct tl_link *link, const Tensorlane__V1__Frame *fram
     }
 }
 
+/* Requests that were read and not started yet. */
+struct read_requests {
+    Tensorlane__V1__Request requests[READ_REQUESTS];
+    struct link_key keys[READ_REQUESTS];
+    size_t count;
+};
+
+/* Starts what was read, with one look ahead at all of its keys. */
+static void start_read(struct tl_link *link, struct read_requests *read)
+{
+    const struct tl_source_ops *source = &link->control->options.handlers->source;
+    struct tl_key_text keys[READ_REQUESTS];
+    for (size_t i = 0; i < read->count; i++)
+        keys[i] = (struct tl_key_text){.text = read->keys[i].text, .text_bytes = read->keys[i].text_bytes};
+    if (read->count > 1 && source->prefetch != NULL) source->prefetch(link->control->options.worker, keys, read->count);
+    for (size_t i = 0; i < read->count && link->state != LINK_CLOSING; i++)
+        link_serve_start(link, &read->requests[i], &read->keys[i]);
+    read->count = 0;
+}
+
+/* Reads the next request. Returns false when the link ends. */
+static bool read_request(struct tl_link *link, struct tl_unpacker *unpacker, Tensorlane__V1__Request *ret_request,
+                         struct tl_packed_key *ret_key)
+{
+    struct tl_error error;
+    if (tl_unpack_request(unpacker, ret_request, ret_key, &error) == TL_OK) return true;
+    link_protocol_error(link, "%s", error.message);
+    return false;
+}
+
 /* Records in front of `begin` are read again for the differences of those behind them. */
 static void handle_packed(struct tl_link *link, const Tensorlane__V1__Frame *frame, size_t begin, size_t end)
 {
-    const ProtobufCBinaryData *field = &frame->packed_requests;
-    struct tl_unpacker unpacker = tl_unpacker_begin(field);
-    for (size_t i = frame->n_requests; !tl_unpacker_is_at_end(&unpacker) && link->state != LINK_CLOSING; i++) {
-        Tensorlane__V1__Request request;
-        struct tl_packed_key packed_key;
-        struct link_key key;
-        struct tl_error error;
-        if (i >= end) {
-            link->handled_requests = end;
-            return;
-        }
-        if (has_too_many(link, i + 1)) return;
-        if (tl_unpack_request(&unpacker, &request, &packed_key, &error) != TL_OK) {
-            link_protocol_error(link, "%s", error.message);
-            return;
-        }
+    struct tl_unpacker unpacker = tl_unpacker_begin(&frame->packed_requests);
+    struct read_requests read;
+    size_t i = frame->n_requests;
+    read.count = 0;
+    for (; !tl_unpacker_is_at_end(&unpacker) && i < end && link->state != LINK_CLOSING; i++) {
+        struct tl_packed_key key;
+        if (has_too_many(link, i + 1) || !read_request(link, &unpacker, &read.requests[read.count], &key)) return;
         if (i < begin) continue;
-        if (!find_key(link, &packed_key, &key)) return;
-        link_serve_start(link, &request, &key);
+        if (!find_key(link, &key, &read.keys[read.count])) return;
+        if (++read.count == READ_REQUESTS) start_read(link, &read);
     }
+    start_read(link, &read);
+    if (!tl_unpacker_is_at_end(&unpacker) && link->state != LINK_CLOSING) link->handled_requests = end;
 }
 
 void link_requests_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame)

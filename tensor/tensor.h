@@ -21,6 +21,11 @@ typedef enum tl_status (*tl_tensor_guard_fn)(void *context, const void *data, ui
 /* The meta-data; valid as long as the caller's reference. */
 const struct tl_meta_data *tl_tensor_meta_data(const struct tl_tensor *tensor);
 
+/* Bring what a transport reads of the tensor, and then the first of its bytes, into the processor's caches. The second
+ * one waits for the first. */
+void tl_tensor_prefetch(const struct tl_tensor *tensor);
+void tl_tensor_prefetch_data(const struct tl_tensor *tensor);
+
 /* Creates a tensor of this meta-data with memory of its own to receive into: plain, string (bytes undefined until
  * tl_tensor_check_strings) or dead.
  * Errors: as tl_meta_data_validate; TL_RESOURCE_EXHAUSTED: no memory. */

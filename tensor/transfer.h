@@ -279,10 +279,19 @@ enum tl_serve_end {
     TL_SERVE_BROKEN,    /* The asker cannot be reached and may come back with the same id. */
 };
 
+/* A key, of which no NUL need follow. */
+struct tl_key_text {
+    const char *text;
+    size_t text_bytes;
+};
+
 /* The source in which transports find tensors, implemented by the worker. Thread: the transport's. */
 struct tl_source_ops {
     /* A peer asks. The source answers by serve->ops->reply, now or later. */
     void (*request)(void *source, struct tl_serve *serve);
+    /* Requests of these keys follow: brings what is known of them into the processor's caches, all at once, because one
+     * after the other each would wait for memory several times. NULL: does nothing. */
+    void (*prefetch)(void *source, const struct tl_key_text *keys, size_t count);
     /* The serve is over: called exactly once for each request, whether it was answered or not. The transport frees the
      * serve afterwards, or asks again with it. */
     void (*closed)(void *source, struct tl_serve *serve, enum tl_serve_end end);

@@ -60,6 +60,7 @@ struct engine_spares {
     struct tl_spares placements; /* struct request_placement */
     struct tl_spares responses;  /* struct response */
     struct tl_spares sendings;   /* struct response_sending */
+    struct tl_spares texts;      /* struct tl_kept_text of requests whose keys have no numbers */
 };
 
 /* The message that is being handled, and where it lies in its slot. */
@@ -513,6 +514,8 @@ uint32_t conn_key_limit(const struct tl_conn *conn);
 void conn_keys_agree(struct tl_conn *conn, uint32_t key_count);
 /* Makes a REQUEST with a key and numbers in full the one that is posted next. key_number: of tl_asked_keys_get. */
 void conn_shorten_request(struct tl_conn *conn, uint32_t key_number, struct tl_message *message);
+/* Brings what the source knows of the keys in a batch into the processor's caches, before they are asked for. */
+void conn_prefetch_requests(struct tl_conn *conn, const struct tl_batch *batch);
 /* Gives a REQUEST that has come its key and its numbers in full; *ret_kept is the key with its number, whose meta-data
  * the REQUEST may have; NULL: the key travelled as text. Returns false when the connection is closed: the peer broke
  * the protocol, or there is no memory. */

@@ -11,6 +11,7 @@
  * without memory, or without a free number, sends texts.
  */
 #include <inttypes.h>
+#include <string.h>
 
 #include "base/arith.h"
 #include "base/error.h"
@@ -18,6 +19,8 @@
 
 /* How many keys of a client are kept, of which there may be many. */
 #define CLIENT_KEYS 4096
+/* So many requests of a slot are looked at before they are handled. */
+#define PREFETCHED_KEYS 64
 
 static const struct tl_error out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory for a key"};
 
@@ -70,6 +73,43 @@ static struct tl_kept_key *find_key(struct tl_conn *conn, const struct tl_messag
                         : message->key_form == TL_KEY_NEW ? "which is beyond those that were offered"
                                                           : "which was not given to a key");
     return NULL;
+}
+
+/* Reads what the messages of a batch say of their keys; returns of how many. Texts in the table are being prefetched.
+ */
+static size_t peek_keys(const struct tl_conn *conn, struct tl_batch batch, struct tl_message_key *ret_keys)
+{
+    const struct tl_numbered_keys *table = &conn->responses.keys;
+    const uint8_t *bytes;
+    uint32_t len_bytes;
+    size_t count = 0;
+    while (count < PREFETCHED_KEYS && tl_batch_next(&batch, &bytes, &len_bytes)) {
+        struct tl_message_key *key = &ret_keys[count];
+        if (!tl_message_peek_key(bytes, len_bytes, key)) continue;
+        if (key->text == NULL) {
+            const struct tl_kept_key *kept = tl_numbered_keys_find(table, key->number);
+            if (kept == NULL) continue;
+            __builtin_prefetch(kept->text->text);
+            key->text = kept->text->text;
+        }
+        count++;
+    }
+    return count;
+}
+
+void conn_prefetch_requests(struct tl_conn *conn, const struct tl_batch *batch)
+{
+    const struct tl_engine *engine = conn->engine;
+    struct tl_message_key peeked[PREFETCHED_KEYS];
+    struct tl_key_text keys[PREFETCHED_KEYS];
+    if (engine->source.ops->prefetch == NULL) return;
+    size_t count = peek_keys(conn, *batch, peeked);
+    if (count < 2) return;
+    for (size_t i = 0; i < count; i++) {
+        size_t text_bytes = peeked[i].text_bytes > 0 ? peeked[i].text_bytes : strlen(peeked[i].text);
+        keys[i] = (struct tl_key_text){.text = peeked[i].text, .text_bytes = text_bytes};
+    }
+    engine->source.ops->prefetch(engine->source.context, keys, count);
 }
 
 bool conn_complete_request(struct tl_conn *conn, struct tl_message *message, struct tl_kept_key **ret_kept)

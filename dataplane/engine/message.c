@@ -518,6 +518,25 @@ enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struc
     return status;
 }
 
+bool tl_message_peek_key(const uint8_t *bytes, uint32_t len_bytes, struct tl_message_key *ret_key)
+{
+    if (len_bytes < HEAD_BYTES || bytes[0] != TL_MESSAGE_REQUEST) return false;
+    struct reader reader = {.at = bytes + HEAD_BYTES, .end = bytes + len_bytes};
+    unsigned skipped_count = 3 + ((bytes[1] & FLAG_SUBSCRIPTION) != 0);
+    uint64_t field;
+    for (unsigned i = 0; i < skipped_count; i++)
+        if (!take_number(&reader, &field)) return false;
+    if (!take_number(&reader, &field)) return false;
+    enum tl_key_form form = (enum tl_key_form)(field & ((1u << KEY_FORM_BITS) - 1));
+    field >>= 2 * KEY_FORM_BITS;
+    *ret_key = (struct tl_message_key){.number = (uint32_t)field};
+    if (form == TL_KEY_KNOWN || form == TL_KEY_AS_BEFORE) return true;
+    if (form == TL_KEY_NEW && !take_number(&reader, &field)) return false;
+    ret_key->text = (const char *)take(&reader, field);
+    ret_key->text_bytes = (size_t)field;
+    return ret_key->text != NULL && field > 0;
+}
+
 enum tl_status tl_batch_decode_head(const uint8_t *bytes, uint32_t len_bytes, struct tl_batch *ret_batch,
                                     struct tl_error *ret_error)
 {

@@ -117,6 +117,16 @@ uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer);
 enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struct tl_message *ret_message,
                                  struct tl_error *ret_error) TL_MUST_USE;
 
+/* What a REQUEST says of its key, read before the message is decoded, which then checks it. */
+struct tl_message_key {
+    const char *text; /* [text_bytes], in the message; NULL: there is only a number */
+    size_t text_bytes;
+    uint32_t number;
+};
+
+/* Returns false when the message is no REQUEST, ends before its key does, or has an empty one. */
+bool tl_message_peek_key(const uint8_t *bytes, uint32_t len_bytes, struct tl_message_key *ret_key);
+
 /* Returns "REQUEST", say, or "?" for a number that is no type. Static text. */
 const char *tl_message_name(enum tl_message_type type);
 

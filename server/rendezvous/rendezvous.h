@@ -182,6 +182,9 @@ struct tl_receiver {
     };
 };
 
+/* Brings what is known of these keys into the processor's caches; many are to be received now. */
+void tl_rendezvous_prefetch(struct tl_rendezvous *table, const struct tl_key_text *keys, size_t count);
+
 /* Wants (key, step). deliver is called before this returns when the answer is known. Of two receivers
  * with the same id, the one whose request was made first is superseded: it gets TL_ABORTED. A receiver beyond
  * limits.waiting_receivers, or for which there is no memory, gets TL_RESOURCE_EXHAUSTED; one whose id has another (key,

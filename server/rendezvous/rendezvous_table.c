@@ -31,6 +31,11 @@ static unsigned hash_of(const struct tl_rendezvous *table, const void *data, siz
 
 /* ------------------------------------------------------------------------------------------------------- names -- */
 
+uint32_t tl_table_hash_of_key(const struct tl_rendezvous *table, const char *key, size_t key_bytes)
+{
+    return hash_of(table, key, key_bytes);
+}
+
 static struct tl_table_name *find_name(const struct tl_rendezvous *table, const char *key, uint32_t hash)
 {
     for (struct tl_hash_link *link = tl_hash_table_find(&table->names, hash); link != NULL;
@@ -43,7 +48,7 @@ static struct tl_table_name *find_name(const struct tl_rendezvous *table, const 
 
 struct tl_table_name *tl_table_name_find(struct tl_rendezvous *table, const char *key)
 {
-    return find_name(table, key, hash_of(table, key, strlen(key)));
+    return find_name(table, key, tl_table_hash_of_key(table, key, strlen(key)));
 }
 
 static struct tl_table_name *add_name(struct tl_rendezvous *table, const char *key, size_t len, uint32_t hash)
@@ -60,7 +65,7 @@ static struct tl_table_name *add_name(struct tl_rendezvous *table, const char *k
 struct tl_table_name *tl_table_name_get(struct tl_rendezvous *table, const char *key)
 {
     size_t len = strlen(key);
-    uint32_t hash = hash_of(table, key, len);
+    uint32_t hash = tl_table_hash_of_key(table, key, len);
     struct tl_table_name *name = find_name(table, key, hash);
     if (name == NULL) name = add_name(table, key, len, hash);
     if (name != NULL) name->hash.use_count++;

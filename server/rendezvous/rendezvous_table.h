@@ -173,6 +173,9 @@ void tl_table_defer_put(struct tl_list *deferred_calls, struct tl_table_publicat
 /* Returns a number that no other value of this table has had; never 0. */
 uint64_t tl_table_next_publication(struct tl_rendezvous *table);
 
+/* The hash of a key in tl_rendezvous.names. */
+uint32_t tl_table_hash_of_key(const struct tl_rendezvous *table, const char *key, size_t key_bytes);
+
 /* get: makes it if it is missing; NULL when there is no memory. find: NULL when it is missing; takes no use. put: gives
  * a use back. */
 struct tl_table_name *tl_table_name_get(struct tl_rendezvous *table, const char *key);

@@ -8,6 +8,10 @@
 #include "base/error.h"
 #include "base/struct_version.h"
 #include "server/transfers/operation_group.h"
+#include "tensor/tensor.h"
+
+/* The destination of an item is prefetched so many items before. */
+#define PREFETCHED_AHEAD 8
 
 /* Says which item it is about. */
 static enum tl_status name_item(size_t place, enum tl_status status, struct tl_error *ret_error)
@@ -89,6 +93,14 @@ static enum tl_status check_receives(struct tl_worker *worker, tl_peer_id peer,
     return status;
 }
 
+/* Brings the destination of a later item into the processor's caches, if there is one. */
+static void prefetch_destination(const struct receives *call, size_t place)
+{
+    if (place >= call->count) return;
+    const struct tl_recv_item *item = item_at(call->items, place, call->options.item_bytes);
+    if (item->destination != NULL) tl_tensor_prefetch(item->destination);
+}
+
 static enum tl_status init_receives(struct op_group *group, const struct receives *call, char *keys,
                                     struct tl_error *ret_error)
 {
@@ -96,6 +108,7 @@ static enum tl_status init_receives(struct op_group *group, const struct receive
     for (size_t i = 0; i < call->count; i++) {
         enum tl_status status = read_recv_item(call, i, &item, ret_error);
         struct tl_op *op = op_group_member(group, i);
+        prefetch_destination(call, i + PREFETCHED_AHEAD);
         const struct tl_recv_options options = {.size_bytes = sizeof(options),
                                                 .destination = item.destination,
                                                 .wants_checksum = call->options.wants_checksum,

@@ -221,6 +221,12 @@ static void received(void *context, const struct tl_request_id *id)
     tl_rendezvous_acknowledge(serving->worker->table, id);
 }
 
+static void prefetch(void *context, const struct tl_key_text *keys, size_t count)
+{
+    struct tl_serving *serving = context;
+    tl_rendezvous_prefetch(serving->worker->table, keys, count);
+}
+
 static void given_up(void *context, const struct tl_request_id *id)
 {
     struct tl_serving *serving = context;
@@ -228,7 +234,7 @@ static void given_up(void *context, const struct tl_request_id *id)
 }
 
 const struct tl_source_ops tl_serving_ops = {
-    .request = request, .closed = closed, .received = received, .given_up = given_up};
+    .request = request, .prefetch = prefetch, .closed = closed, .received = received, .given_up = given_up};
 
 void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const struct tl_executor *executor)
 {

@@ -68,6 +68,12 @@ static void received(void *context, const struct tl_request_id *id)
     tl_serving_ops.received(&worker->serving, id);
 }
 
+static void prefetch(void *context, const struct tl_key_text *keys, size_t count)
+{
+    struct tl_worker *worker = context;
+    tl_serving_ops.prefetch(&worker->serving, keys, count);
+}
+
 static void given_up(void *context, const struct tl_request_id *id)
 {
     struct tl_worker *worker = context;
@@ -205,7 +211,7 @@ static enum tl_link_admission admit_link(void *context, const struct tl_identity
 }
 
 const struct tl_control_handlers tl_worker_handlers = {
-    .source = {.request = request, .closed = closed, .received = received, .given_up = given_up},
+    .source = {.request = request, .prefetch = prefetch, .closed = closed, .received = received, .given_up = given_up},
     .may = may,
     .admit_link = admit_link,
     .link_up = link_up,

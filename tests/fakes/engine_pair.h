@@ -38,6 +38,7 @@ struct engine_side {
     unsigned up_count;
     unsigned closed_count;
     struct tl_error reason;     /* The status of the latest end. */
+    unsigned prefetched_count;  /* Keys that the source was told of before their requests. */
     unsigned open_serve_count;  /* Requests that the source knows and that are not closed. */
     unsigned open_ask_count;    /* Fetches that are not done. */
     unsigned ended_counts[3];   /* Counts of serves, by enum tl_serve_end. */

@@ -96,6 +96,15 @@ static void request(void *context, struct tl_serve *serve)
     maybe_reply(side, served);
 }
 
+static void prefetch(void *context, const struct tl_key_text *keys, size_t count)
+{
+    struct engine_side *side = context;
+    TL_CHECK(count > 1);
+    for (size_t i = 0; i < count; i++)
+        TL_CHECK(keys[i].text_bytes > 0 && memchr(keys[i].text, '\0', keys[i].text_bytes) == NULL);
+    side->prefetched_count += (unsigned)count;
+}
+
 static void value_free(struct value *value)
 {
     tl_list_remove(&value->link);
@@ -137,7 +146,8 @@ static void received(void *context, const struct tl_request_id *id)
     TL_CHECK(id->number != 0);
 }
 
-const struct tl_source_ops engine_source_ops = {.request = request, .closed = closed, .received = received};
+const struct tl_source_ops engine_source_ops = {
+    .request = request, .prefetch = prefetch, .closed = closed, .received = received};
 
 static struct value *add_value(struct engine_side *side, const char *key, uint64_t step, struct tl_tensor *tensor)
 {

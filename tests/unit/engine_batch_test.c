@@ -63,6 +63,22 @@ static void expect_credits_agree(void)
 
 /* ------------------------------------------------------------------------------------------------------ sharing -- */
 
+/* The keys of a batch are prefetched, whether they are new, have a number, or travel as text. */
+START_TEST(keys_of_a_batch_are_prefetched)
+{
+    options.engine.key_count = COUNT - 5;
+    open_pair();
+    for (unsigned round = 1; round <= 3; round++) {
+        start_all();
+        send_all_dead();
+        engine_pair_run(&pair);
+        expect_all(TL_OK);
+        ck_assert_uint_eq(owner->prefetched_count, round * COUNT);
+    }
+    engine_pair_close(&pair);
+}
+END_TEST
+
 START_TEST(messages_of_a_round_share_a_slot)
 {
     open_pair();
@@ -397,6 +413,7 @@ int main(void)
     tcase_add_test(parts, many_bytes_leave_in_parts);
     suite_add_tcase(suite, parts);
     suite_add_tcase(suite, sharing);
+    tcase_add_test(tcase, keys_of_a_batch_are_prefetched);
     tcase_add_test(tcase, single_message);
     tcase_add_test(tcase, more_messages_than_a_slot_holds);
     tcase_add_test(tcase, many_messages_leave_in_parts);

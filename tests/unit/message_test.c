@@ -648,6 +648,40 @@ START_TEST(batch_that_ends_in_a_message)
 }
 END_TEST
 
+/* Whatever a REQUEST says of its key can be read before it is decoded; of what is cut, or no REQUEST, nothing is. */
+START_TEST(keys_are_peeked)
+{
+    struct tl_message_key key;
+    for (int i = 0; i < TYPE_COUNT; i++) {
+        compose(types[i]);
+        ck_assert(tl_message_peek_key(buffer, encode(), &key) == (types[i] == TL_MESSAGE_REQUEST));
+    }
+    for (int form = TL_KEY_TEXT; form <= TL_KEY_AS_BEFORE; form++) {
+        bool has_text = form <= TL_KEY_NEW;
+        compose(TL_MESSAGE_REQUEST);
+        message.key_form = (enum tl_key_form)form;
+        message.key_number = 4097;
+        message.has_meta_data = false;
+        if (_i == 1) message.subscription = 0;
+        uint32_t len_bytes = encode();
+        ck_assert(tl_message_peek_key(buffer, len_bytes, &key));
+        if (form != TL_KEY_TEXT) ck_assert_uint_eq(key.number, 4097);
+        ck_assert_uint_eq(key.text_bytes, has_text ? strlen(message.key) : 0);
+        ck_assert(has_text ? memcmp(key.text, message.key, key.text_bytes) == 0 : key.text == NULL);
+        for (uint32_t cut = 0; cut < len_bytes; cut++) {
+            uint8_t *copy = malloc(cut > 0 ? cut : 1); /* so that a sanitizer notices what is read behind it */
+            ck_assert_ptr_nonnull(copy);
+            memcpy(copy, buffer, cut);
+            if (tl_message_peek_key(copy, cut, &key)) ck_assert_uint_gt(cut, 8 + key.text_bytes);
+            free(copy);
+        }
+    }
+    compose(TL_MESSAGE_REQUEST);
+    message.key = "";
+    ck_assert(!tl_message_peek_key(buffer, encode(), &key));
+}
+END_TEST
+
 /* -------------------------------------------------------------------------------------------------- immediates -- */
 
 START_TEST(handles)
@@ -694,6 +728,7 @@ int main(void)
     tcase_add_test(tcase, batch_of_messages);
     tcase_add_test(tcase, batch_without_a_message);
     tcase_add_test(tcase, batch_that_ends_in_a_message);
+    tcase_add_loop_test(tcase, keys_are_peeked, 0, 2);
     tcase_add_test(tcase, handles);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -132,6 +132,35 @@ START_TEST(any_number_of_receivers)
 }
 END_TEST
 
+/* Keys that are published, sent, waited for, withdrawn, not known, or in one chain: nothing changes. */
+START_TEST(prefetching_changes_nothing)
+{
+    static struct tl_key_text keys[200];
+    static char texts[200][16];
+    static struct receiver receiver, waiting;
+    for (unsigned i = 0; i < 200; i++) {
+        snprintf(texts[i], sizeof(texts[i]), "key%u", i);
+        keys[i] = (struct tl_key_text){.text = texts[i], .text_bytes = strlen(texts[i])};
+    }
+    tl_rendezvous_prefetch(table, keys, 200);
+    for (unsigned i = 0; i < 100; i++)
+        (void)publish(texts[i], 1, i == 0 ? 0 : 7);
+    ck_assert_int_eq(tl_rendezvous_withdraw(table, texts[3], NULL), TL_OK);
+    ask(&waiting, 1, texts[150], 1);
+    struct tl_rendezvous_stats before = stats_now();
+    for (size_t count = 0; count <= 200; count++)
+        tl_rendezvous_prefetch(table, keys, count);
+    struct tl_rendezvous_stats after = stats_now();
+    ck_assert_mem_eq(&before, &after, sizeof(before));
+    ck_assert_int_eq(released_count, 1);
+    ask(&receiver, 2, texts[99], 1);
+    ck_assert_int_eq(receiver.code, TL_OK);
+    tl_tensor_put(receiver.offer.tensor);
+    ck_assert_int_eq(waiting.count, 0);
+    ck_assert(tl_rendezvous_cancel(table, &waiting.base));
+}
+END_TEST
+
 START_TEST(receivers_wait_for_a_version)
 {
     static struct receiver receivers[5];
@@ -403,6 +432,7 @@ int main(void)
     TCase *tcase = tcase_create("published");
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, any_number_of_receivers);
+    tcase_add_test(tcase, prefetching_changes_nothing);
     tcase_add_test(tcase, receivers_wait_for_a_version);
     tcase_add_test(tcase, replaced_value_lives_on_with_its_receivers);
     tcase_add_test(tcase, sent_value_comes_first);
