@@ -208,6 +208,7 @@ void tl_control_destroy(struct tl_control *control)
     tl_frame_builder_destroy(control->builder);
     tl_spares_fini(&control->fetches);
     tl_spares_fini(&control->serves);
+    tl_spares_fini(&control->keyed_serves);
     tl_spares_fini(&control->sendings);
     tl_shares_destroy(control->unsent);
     tl_shares_destroy(control->client_keys);

@@ -33,6 +33,7 @@ struct tl_control {
     struct tl_closure ask_closure;    /* asks for them again */
     struct tl_spares fetches;         /* link_fetch, to be used again */
     struct tl_spares serves;          /* link_serve without a key of its own */
+    struct tl_spares keyed_serves;    /* link_serve with space for a short key */
     struct tl_spares sendings;        /* link_sending */
     struct tl_wire_arena *arena;      /* the message that is being handled */
     struct tl_frame_builder *builder; /* the frame that is being composed */

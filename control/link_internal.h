@@ -69,6 +69,7 @@ struct link_answers {
     struct tl_list leaving; /* items are link_serve: the frame in flight, or one before it, has bytes of their files */
     uint64_t active_bytes[LINK_PRIORITIES]; /* left to send of the active ones, by priority */
     uint64_t ready_bytes;                   /* left to send of the ready ones that refer to their values */
+    uint64_t unbegun_bytes;                 /* left to send of all that are ready */
     size_t unsent_count;  /* serves that are over as soon as enough was sent: ready, active, staging, leaving, failed */
     size_t staging_count; /* those of them that wait for a device */
     uint64_t unsent_left; /* how many of them may be: taken from control->unsent */

@@ -18,12 +18,16 @@
 
 #include "base/arith.h"
 #include "base/error.h"
-#include "control/link_internal.h"
+#include "control/link_serves.h"
 
 #define MAX_STEP 256
 /* Answers of each link that need no share, so that a link whose peer takes them is read however many others there are.
  */
 #define FREE_UNSENT 32
+/* So many answers, with so few bytes that they leave within a millisecond or so, keep a link busy. What is read sooner
+ * would wait behind them, and leave the caches meanwhile. */
+#define BUSY_UNSENT 1024
+#define BUSY_BYTES (512 * 1024)
 
 static uint64_t step_of(const struct tl_link *link)
 {
@@ -31,9 +35,18 @@ static uint64_t step_of(const struct tl_link *link)
     return step == 0 ? 1 : tl_min_u64(step, MAX_STEP);
 }
 
+/* Whether the answers that wait will leave soon, and suffice until then. */
+static bool is_busy(const struct tl_link *link)
+{
+    const struct link_answers *answers = &link->answers;
+    if (answers->unsent_count < BUSY_UNSENT || answers->staging_count > 0) return false;
+    return tl_list_is_empty(&answers->failures) && answers->unbegun_bytes + link_active_bytes(link, 0) < BUSY_BYTES;
+}
+
 bool link_is_congested(struct tl_link *link)
 {
     if (link->is_ours) return false;
+    if (is_busy(link)) return true;
     while (link->answers.unsent_count >= FREE_UNSENT + link->answers.unsent_left) {
         uint64_t step = step_of(link);
         if (tl_shares_take(link->control->unsent, &link->peer.client, step, &link->answers.unsent_share, NULL) !=

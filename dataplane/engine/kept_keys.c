@@ -28,6 +28,7 @@ struct tl_kept_text *tl_kept_text_create(const char *text, size_t text_bytes)
     struct tl_kept_text *kept = malloc(sizeof(*kept) + text_bytes + 1);
     if (kept == NULL) return NULL;
     kept->reference_count = 1;
+    kept->is_short = false;
     memcpy(kept->text, text, text_bytes);
     kept->text[text_bytes] = '\0';
     return kept;

@@ -17,9 +17,13 @@
 
 /* The text of a key, and meta-data, which a number and the requests that wait with it share. */
 struct tl_kept_text {
-    size_t reference_count;
+    uint32_t reference_count;
+    bool is_short; /* one request alone has it, in memory of TL_SHORT_TEXT_BYTES, which is used again */
     char text[];
 };
+
+/* The memory of a text of one request, if that suffices. */
+#define TL_SHORT_TEXT_BYTES 72
 
 struct tl_kept_meta_data {
     size_t reference_count;

@@ -100,9 +100,32 @@ static void end_sending(struct response *response)
     response->sending = NULL;
 }
 
+/* A text for one request alone, with one reference. Returns NULL when there is no memory. */
+static struct tl_kept_text *create_text(struct tl_engine *engine, const struct tl_message *message)
+{
+    struct tl_kept_text *text;
+    if (sizeof(*text) + message->key_bytes >= TL_SHORT_TEXT_BYTES)
+        return tl_kept_text_create(message->key, message->key_bytes);
+    text = tl_spares_get(&engine->spares.texts, TL_SHORT_TEXT_BYTES);
+    if (text == NULL) return NULL;
+    text->reference_count = 1;
+    text->is_short = true;
+    memcpy(text->text, message->key, message->key_bytes);
+    return text;
+}
+
+static void put_text(struct tl_engine *engine, struct tl_kept_text *text)
+{
+    if (text->is_short) {
+        tl_spares_put(&engine->spares.texts, text);
+    } else {
+        tl_kept_text_put(text);
+    }
+}
+
 static void free_response(struct response *response)
 {
-    if (response->serve.key != NULL) tl_kept_text_put(tl_kept_text_of(response->serve.key));
+    if (response->serve.key != NULL) put_text(response->conn->engine, tl_kept_text_of(response->serve.key));
     tl_kept_meta_data_put(response->expected);
     tl_spares_put(&response->conn->engine->spares.responses, response);
 }
@@ -214,7 +237,7 @@ static const struct tl_serve_ops serve_ops = {.reply = reply};
 static bool take_request(struct response *response, const struct tl_message *message, struct tl_kept_key *kept)
 {
     const struct tl_kept_text *key =
-        kept != NULL ? tl_kept_text_get(kept->text) : tl_kept_text_create(message->key, message->key_bytes);
+        kept != NULL ? tl_kept_text_get(kept->text) : create_text(response->conn->engine, message);
     if (key == NULL) return false;
     response->serve.key = key->text;
     if (message->has_meta_data) {

@@ -36,6 +36,8 @@ static struct tl_tensor *large_value;       /* Of keys with "large"; NULL: none.
 static uint8_t priority;                    /* Of fetches that are started. */
 static struct tl_serve *serves[MAX_SERVES]; /* In the order of the requests, also when they are over. */
 static char keys[MAX_SERVES][16];           /* The first bytes of the keys that came. */
+static char prefetched[MAX_SERVES][16];     /* Those of the keys that were prefetched, where they shall come. */
+static size_t prefetched_count;
 static size_t serve_count, closed_count;
 static bool is_waiting; /* Requests get no answer. */
 static struct tl_fetch fetches[MAX_FETCHES];
@@ -47,12 +49,22 @@ static Frame *sent[FAKE_STREAMS];               /* The latest frame that was sen
 
 /* -------------------------------------------------------------------------------------------------- the worker -- */
 
+static void on_prefetch(void *context, const struct tl_key_text *texts, size_t count)
+{
+    (void)context;
+    ck_assert_uint_le(serve_count + count, MAX_SERVES);
+    for (size_t i = 0; i < count; i++)
+        snprintf(prefetched[serve_count + i], sizeof(prefetched[0]), "%.*s", (int)texts[i].text_bytes, texts[i].text);
+    prefetched_count += count;
+}
+
 static void on_request(void *context, struct tl_serve *serve)
 {
     (void)context;
     const struct tl_error ok = {.code = TL_OK};
     ck_assert_uint_lt(serve_count, MAX_SERVES);
     snprintf(keys[serve_count], sizeof(keys[0]), "%s", serve->key);
+    if (prefetched[serve_count][0] != '\0') ck_assert_str_eq(prefetched[serve_count], keys[serve_count]);
     serves[serve_count++] = serve;
     bool is_large = large_value != NULL && strncmp(serve->key, "large", 5) == 0;
     const struct tl_offer offer = {
@@ -120,7 +132,7 @@ static void on_done(struct tl_fetch *fetch, const struct tl_error *result)
 
 static const struct tl_fetch_ops fetch_ops = {.place = on_place, .done = on_done};
 static const struct tl_control_handlers handlers = {
-    .source = {.request = on_request, .closed = on_closed, .received = on_received},
+    .source = {.request = on_request, .prefetch = on_prefetch, .closed = on_closed, .received = on_received},
     .link_up = on_link_up,
 };
 
@@ -326,6 +338,50 @@ START_TEST(text_of_a_key_travels_once)
     ck_assert_uint_eq(done_count, 300);
     for (size_t i = 0; i < 300; i++)
         ck_assert_str_eq(keys[i], names[i]);
+}
+END_TEST
+
+/* All keys of a frame are prefetched before they are asked for, whether they travel as text or as numbers. */
+START_TEST(keys_of_a_frame_are_prefetched)
+{
+    connect_to_itself();
+    ask(OPENED, 0, 100, 50);
+    carry_all();
+    ck_assert_uint_eq(prefetched_count, 100);
+    ask(OPENED, 100, 1, 50);
+    carry_all();
+    ck_assert_uint_eq(done_count, 101);
+    ck_assert_uint_eq(prefetched_count, 100); /* one alone need not */
+}
+END_TEST
+
+/* While many small answers wait that leave soon, nothing more is read, so that they leave while they are in the caches;
+ * all come in the end. */
+START_TEST(small_answers_leave_before_more_is_read)
+{
+    connect_to_itself();
+    ask(OPENED, 0, 4000, 50);
+    while (carry(OPENED))
+        continue;
+    ck_assert(!fake_stream_is_reading(ACCEPTED));
+    ck_assert_uint_ge(serve_count, 1024);
+    ck_assert_uint_lt(serve_count, 1024 + 2 * 256);
+    carry_all();
+    ck_assert_uint_eq(done_count, 4000);
+}
+END_TEST
+
+/* The side that has opened the link reads at all times: if neither did, both would wait for each other. */
+START_TEST(small_answers_do_not_hold_up_the_opening_side)
+{
+    connect_to_itself();
+    ask(ACCEPTED, 0, 4000, 50);
+    while (carry(ACCEPTED))
+        continue;
+    ck_assert(fake_stream_is_reading(OPENED));
+    ck_assert_uint_eq(serve_count, 4000);
+    carry_all();
+    ck_assert_uint_eq(done_count, 4000);
 }
 END_TEST
 
@@ -834,6 +890,9 @@ int main(void)
 {
     Suite *suite = suite_create("link_packed");
     add(suite, "text_of_a_key_travels_once", text_of_a_key_travels_once, 1);
+    add(suite, "keys_of_a_frame_are_prefetched", keys_of_a_frame_are_prefetched, 1);
+    add(suite, "small_answers_leave_before_more_is_read", small_answers_leave_before_more_is_read, 1);
+    add(suite, "small_answers_do_not_hold_up_the_opening_side", small_answers_do_not_hold_up_the_opening_side, 1);
     add(suite, "both_sides_number_keys_of_their_own", both_sides_number_keys_of_their_own, 1);
     add(suite, "one_way_link_carries_requests_of_one_side", one_way_link_carries_requests_of_one_side, 1);
     add(suite, "more_keys_than_are_kept_travel_as_text", more_keys_than_are_kept_travel_as_text, 1);
