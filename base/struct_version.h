@@ -30,6 +30,8 @@
 #define TL_RECV_MANY_OPTIONS_FIRST_BYTES 48
 #define TL_SEND_ITEM_FIRST_BYTES 32
 #define TL_SEND_MANY_OPTIONS_FIRST_BYTES 24
+#define TL_PUT_OPTIONS_FIRST_BYTES 16
+#define TL_LISTING_ENTRY_FIRST_BYTES 72
 #define TL_COMPLETION_BYTES 1184 /* never grows: new fields take the place of reserved bytes */
 
 /* A larger size_bytes was not set by a caller. */

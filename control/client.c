@@ -60,14 +60,16 @@ static enum tl_status take_listing(void *context, grpc_byte_buffer *message, str
     return tl_list_response_read(message, arena, context, ret_error);
 }
 
+const struct tl_client_method tl_client_list_method = {.name = "/tensorlane.v1.Transfer/List", .take = take_listing};
+
 enum tl_status tl_client_list(const struct tl_call_options *options, const char *pattern,
                               struct tl_listing *ret_listing, enum tl_call_stage *ret_stage, struct tl_error *ret_error)
 {
-    static const struct tl_client_method method = {.name = "/tensorlane.v1.Transfer/List", .take = take_listing};
     Tensorlane__V1__ListRequest request = TENSORLANE__V1__LIST_REQUEST__INIT;
     request.pattern = (char *)pattern;
     struct tl_listing_builder builder = {0};
-    enum tl_status status = tl_client_ask(options, &method, &request.base, &builder, ret_stage, ret_error);
+    enum tl_status status =
+        tl_client_ask(options, &tl_client_list_method, &request.base, &builder, ret_stage, ret_error);
     if (status == TL_OK) {
         tl_listing_builder_finish(&builder, ret_listing);
     } else {
@@ -82,15 +84,17 @@ static enum tl_status take_count(void *context, grpc_byte_buffer *message, struc
     return tl_withdraw_response_read(message, arena, context, ret_error);
 }
 
+const struct tl_client_method tl_client_withdraw_method = {
+    .name = "/tensorlane.v1.Transfer/Withdraw", .is_single = true, .take = take_count};
+
 enum tl_status tl_client_withdraw(const struct tl_call_options *options, const char *pattern, uint64_t *ret_count,
                                   enum tl_call_stage *ret_stage, struct tl_error *ret_error)
 {
-    static const struct tl_client_method method = {
-        .name = "/tensorlane.v1.Transfer/Withdraw", .is_single = true, .take = take_count};
     Tensorlane__V1__WithdrawRequest request = TENSORLANE__V1__WITHDRAW_REQUEST__INIT;
     request.pattern = (char *)pattern;
     uint64_t count = 0;
-    enum tl_status status = tl_client_ask(options, &method, &request.base, &count, ret_stage, ret_error);
+    enum tl_status status =
+        tl_client_ask(options, &tl_client_withdraw_method, &request.base, &count, ret_stage, ret_error);
     if (status == TL_OK) *ret_count = count;
     return status;
 }

@@ -51,6 +51,7 @@ static void stream_closed(struct tl_stream *stream, const struct tl_error *statu
     struct tl_client *client = tl_stream_owner(stream);
     client->status = *status;
     client->stream = NULL;
+    if (client->ended != NULL) client->ended(client);
 }
 
 /* What gRPC says of a failed connection, without the names of what it has tried. */
@@ -286,9 +287,26 @@ enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_opt
     return status;
 }
 
+enum tl_status tl_client_attach(struct tl_client *client, const struct tl_call_options *options, struct tl_loop *loop,
+                                grpc_channel *channel, size_t arena_bytes, void (*ended)(struct tl_client *client),
+                                struct tl_error *ret_error)
+{
+    *client = (struct tl_client){.options = options,
+                                 .stage = TL_CALL_RPC,
+                                 .loop = loop,
+                                 .channel = channel,
+                                 .is_attached = true,
+                                 .ended = ended};
+    return tl_wire_arena_init(&client->arena, arena_bytes, ret_error);
+}
+
 void tl_client_close(struct tl_client *client)
 {
     TL_CHECK(client->stream == NULL);
+    if (client->is_attached) {
+        tl_wire_arena_fini(&client->arena);
+        return;
+    }
     if (client->channel != NULL) grpc_channel_destroy(client->channel);
     for (size_t i = 0; client->metadata != NULL && i < client->options->header_count; i++) {
         grpc_slice_unref(client->metadata[i].key);
@@ -373,10 +391,8 @@ static void explain(const struct tl_client *client, struct tl_error *error)
     }
 }
 
-enum tl_status tl_client_wait(struct tl_client *client, struct tl_error *ret_error)
+enum tl_status tl_client_result(struct tl_client *client, struct tl_error *ret_error)
 {
-    while (client->stream != NULL)
-        (void)tl_loop_run_once(client->loop, TL_TIME_NEVER);
     if (client->failure.code != TL_OK) return tl_error_copy(ret_error, &client->failure);
     if (client->status.code != TL_OK) {
         explain(client, &client->status);
@@ -387,6 +403,13 @@ enum tl_status tl_client_wait(struct tl_client *client, struct tl_error *ret_err
                             client->options->address, client->method->name);
     }
     return TL_OK;
+}
+
+enum tl_status tl_client_wait(struct tl_client *client, struct tl_error *ret_error)
+{
+    while (client->stream != NULL)
+        (void)tl_loop_run_once(client->loop, TL_TIME_NEVER);
+    return tl_client_result(client, ret_error);
 }
 
 enum tl_status tl_client_ask(const struct tl_call_options *options, const struct tl_client_method *method,

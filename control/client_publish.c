@@ -7,39 +7,22 @@
  *
  * Failure modes: bytes that stop being readable end the call with what their guard says. The call as a whole has no
  * deadline, because it is not known how long a large tensor takes; a timer ends it when no piece has left, or no answer
- * has come, for options->rpc_timeout_ns.
+ * has come, for options->rpc_timeout_ns (TL_TIME_NEVER: the caller watches it).
  */
 #include <stddef.h>
 #include <stdlib.h>
-#include <xxhash.h>
 
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "control/client_call.h"
+#include "control/client_publish.h"
 #include "control/responses.h"
-
-struct publish {
-    struct tl_client client;
-    const char *key;
-    uint64_t step;
-    bool may_go_back;
-    struct tl_tensor *tensor;
-    uint64_t chunk_bytes;
-    void (*progress)(void *context, uint64_t bytes);
-    void *progress_context;
-    XXH3_state_t *hash_state;
-    uint64_t composed_bytes; /* in messages that were composed */
-    uint64_t piece_bytes;    /* in the message that is being sent */
-    bool is_last_composed;
-    struct tl_timer stall_timer;
-};
 
 static void stalled(struct tl_timer *timer)
 {
-    struct publish *publish = TL_CONTAINER_OF(timer, struct publish, stall_timer);
+    struct tl_client_publish *publish = TL_CONTAINER_OF(timer, struct tl_client_publish, stall_timer);
     const struct tl_call_options *options = publish->client.options;
     char duration[32];
     struct tl_error failure;
@@ -48,15 +31,16 @@ static void stalled(struct tl_timer *timer)
     tl_client_fail(&publish->client, &failure);
 }
 
-static enum tl_status expect_progress(struct publish *publish, struct tl_error *ret_error)
+static enum tl_status expect_progress(struct tl_client_publish *publish, struct tl_error *ret_error)
 {
+    if (publish->client.options->rpc_timeout_ns == TL_TIME_NEVER) return TL_OK;
     int64_t due_ns = tl_clock_deadline_ns(publish->client.options->rpc_timeout_ns);
     if (tl_timers_arm(tl_loop_timers(publish->client.loop), &publish->stall_timer, due_ns) == TL_OK) return TL_OK;
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a timer");
 }
 
 /* Packs the next piece into the request; *ret_message is NULL when there is no memory. */
-static enum tl_status compose_piece(struct publish *publish, Tensorlane__V1__PublishRequest *request,
+static enum tl_status compose_piece(struct tl_client_publish *publish, Tensorlane__V1__PublishRequest *request,
                                     grpc_byte_buffer **ret_message, struct tl_error *ret_error)
 {
     uint64_t offset = publish->composed_bytes;
@@ -86,7 +70,8 @@ static enum tl_status compose_piece(struct publish *publish, Tensorlane__V1__Pub
 }
 
 /* The first message, which says what comes. */
-static enum tl_status compose_first(struct publish *publish, grpc_byte_buffer **ret_message, struct tl_error *ret_error)
+static enum tl_status compose_first(struct tl_client_publish *publish, grpc_byte_buffer **ret_message,
+                                    struct tl_error *ret_error)
 {
     Tensorlane__V1__PublishRequest request = TENSORLANE__V1__PUBLISH_REQUEST__INIT;
     Tensorlane__V1__MetaData meta_data;
@@ -106,7 +91,7 @@ static enum tl_status compose_first(struct publish *publish, grpc_byte_buffer **
 }
 
 /* All pieces have left: the client says so only if they could be read until now. */
-static enum tl_status finish(struct publish *publish, struct tl_error *ret_error)
+static enum tl_status finish(struct tl_client_publish *publish, struct tl_error *ret_error)
 {
     if (publish->composed_bytes > 0) {
         enum tl_status status = tl_tensor_check_readable(publish->tensor, 0, publish->composed_bytes, ret_error);
@@ -116,7 +101,7 @@ static enum tl_status finish(struct publish *publish, struct tl_error *ret_error
     return TL_OK;
 }
 
-static enum tl_status go_on(struct publish *publish, struct tl_error *ret_error)
+static enum tl_status go_on(struct tl_client_publish *publish, struct tl_error *ret_error)
 {
     if (publish->progress != NULL && publish->piece_bytes > 0) {
         publish->progress(publish->progress_context, publish->piece_bytes);
@@ -135,7 +120,7 @@ static enum tl_status go_on(struct publish *publish, struct tl_error *ret_error)
 
 static void piece_sent(struct tl_client *client)
 {
-    struct publish *publish = TL_CONTAINER_OF(client, struct publish, client);
+    struct tl_client_publish *publish = TL_CONTAINER_OF(client, struct tl_client_publish, client);
     struct tl_error failure;
     if (go_on(publish, &failure) != TL_OK) tl_client_fail(client, &failure);
 }
@@ -146,25 +131,30 @@ static enum tl_status take_publication(void *context, grpc_byte_buffer *message,
     return tl_publish_response_read(message, arena, context, ret_error);
 }
 
-static enum tl_status run(struct publish *publish, struct tl_error *ret_error)
+enum tl_status tl_client_publish_start(struct tl_client_publish *publish, struct tl_error *ret_error)
 {
     static const struct tl_client_method method = {
         .name = "/tensorlane.v1.Transfer/Publish", .is_single = true, .take = take_publication, .sent = piece_sent};
+    TL_CHECK(publish->chunk_bytes > 0);
     grpc_byte_buffer *first;
-    uint64_t publication;
     publish->hash_state = XXH3_createState();
     if (publish->hash_state == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a checksum");
     XXH3_64bits_reset(publish->hash_state);
     publish->stall_timer.fire = stalled;
     enum tl_status status = compose_first(publish, &first, ret_error);
-    if (status != TL_OK) return status;
-    status = tl_client_start(&publish->client, &method, &publication, TL_TIME_NEVER, first, ret_error);
+    if (status == TL_OK)
+        status = tl_client_start(&publish->client, &method, &publish->publication, TL_TIME_NEVER, first, ret_error);
     if (status != TL_OK) return status;
     struct tl_error failure;
     if (expect_progress(publish, &failure) != TL_OK) tl_client_fail(&publish->client, &failure);
-    status = tl_client_wait(&publish->client, ret_error);
-    tl_timers_disarm(tl_loop_timers(publish->client.loop), &publish->stall_timer);
-    return status;
+    return TL_OK;
+}
+
+void tl_client_publish_fini(struct tl_client_publish *publish)
+{
+    if (publish->client.loop != NULL) tl_timers_disarm(tl_loop_timers(publish->client.loop), &publish->stall_timer);
+    if (publish->hash_state != NULL) XXH3_freeState(publish->hash_state);
+    tl_client_close(&publish->client);
 }
 
 enum tl_status tl_client_publish(const struct tl_call_options *options, const char *key, uint64_t step,
@@ -172,18 +162,17 @@ enum tl_status tl_client_publish(const struct tl_call_options *options, const ch
                                  void (*progress)(void *context, uint64_t bytes), void *progress_context,
                                  enum tl_call_stage *ret_stage, struct tl_error *ret_error)
 {
-    TL_CHECK(chunk_bytes > 0);
-    struct publish publish = {.key = key,
-                              .step = step,
-                              .may_go_back = may_go_back,
-                              .tensor = tensor,
-                              .chunk_bytes = chunk_bytes,
-                              .progress = progress,
-                              .progress_context = progress_context};
+    struct tl_client_publish publish = {.key = key,
+                                        .step = step,
+                                        .may_go_back = may_go_back,
+                                        .tensor = tensor,
+                                        .chunk_bytes = chunk_bytes,
+                                        .progress = progress,
+                                        .progress_context = progress_context};
     enum tl_status status = tl_client_open(&publish.client, options, ret_error);
-    if (status == TL_OK) status = run(&publish, ret_error);
-    if (publish.hash_state != NULL) XXH3_freeState(publish.hash_state);
+    if (status == TL_OK) status = tl_client_publish_start(&publish, ret_error);
+    if (status == TL_OK) status = tl_client_wait(&publish.client, ret_error);
     if (ret_stage != NULL) *ret_stage = publish.client.stage;
-    tl_client_close(&publish.client);
+    tl_client_publish_fini(&publish);
     return status;
 }

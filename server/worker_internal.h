@@ -33,6 +33,7 @@ struct op_call;
 struct tl_op;
 struct tl_op_step;
 struct tl_subscription;
+struct tl_peer_op;
 struct tl_peer;
 struct tl_probe_round;
 struct tl_session;
@@ -87,6 +88,7 @@ struct worker_operations {
     struct tl_hash_table calls;            /* struct op_call: those with operations that have not completed, by id */
     struct tl_list starting;               /* struct op_group with members that have not begun */
     struct tl_subscription *subscriptions; /* all that have not ended, by id (subscription.c) */
+    struct tl_peer_op *peer_ops;           /* all that have not completed, by id (peer_operation.c) */
     struct tl_op_step *steps;              /* the receives among them, by step */
     uint64_t step_visits;                  /* number of receives that ends and aborts of steps have looked at */
     uint64_t next_op;                      /* id of the latest operation; any thread, atomic */
@@ -203,6 +205,8 @@ struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name
 /* The same as tl_peer_acquire without a reference. Thread: the loop's owner. */
 struct tl_peer *tl_peer_by_id(const struct tl_worker *worker, tl_peer_id id);
 bool tl_peer_is_self(const struct tl_peer *peer);
+/* Whether nothing can be asked of the peer any more, and why. Thread: the loop's owner. */
+bool tl_peer_is_gone(const struct tl_peer *peer, struct tl_error *ret_reason);
 const char *tl_peer_name(const struct tl_peer *peer);
 /* Writes "up", or the state and the reason why the peer is not up. */
 void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity);
@@ -297,6 +301,8 @@ void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const 
 void tl_ops_fail_receives_from(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
 /* Ends the subscriptions from this peer (NULL: all). */
 void tl_subscriptions_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
+/* Ends the operations at this peer, such as tl_put (NULL: at all). */
+void tl_peer_ops_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
 /* Ends the members of groups that belong to the step and have not begun. Returns how many of them are sends. */
 uint64_t tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const struct tl_error *status);
 /* Forgets the sends whose memory is held only by receivers in this worker, which keep it after the worker was

@@ -435,6 +435,7 @@ static void begin_stop(struct tl_worker *worker, int64_t deadline_ns)
     tl_peers_stop(worker);
     tl_ops_fail_receives(worker, NULL, &closed);
     tl_subscriptions_end(worker, NULL, &closed);
+    tl_peer_ops_end(worker, NULL, &closed);
     tl_serving_close(&worker->serving);
     tl_control_set_health(worker->control, "", TL_HEALTH_NOT_SERVING);
     tl_transports_drain(worker, deadline_ns, stop_control, worker);

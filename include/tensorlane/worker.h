@@ -35,7 +35,7 @@ extern "C" {
 /* For timeout_ns: no limit. */
 #define TL_TIMEOUT_NONE INT64_MAX
 
-/* ------------------------------------------------------------------------------------------------------ worker -- */
+/* -------------------------------------------------------------------------------------------------------- worker -- */
 
 struct tl_worker;
 
@@ -95,7 +95,7 @@ TL_API uint16_t tl_worker_port(const struct tl_worker *worker);
  * Errors: TL_FAILED_PRECONDITION: the worker has a thread of its own. TL_DEADLINE_EXCEEDED: nothing happened. */
 TL_API enum tl_status tl_worker_progress(struct tl_worker *worker, int64_t timeout_ns) TL_MUST_USE;
 
-/* ------------------------------------------------------------------------------------------------------- peers -- */
+/* --------------------------------------------------------------------------------------------------------- peers -- */
 
 /* A peer is a task of the cluster, or was added by tl_worker_add_peer. An id is never used again for another one. 0 is
  * no peer. */
@@ -160,7 +160,7 @@ TL_API enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const t
                                                size_t min_count, int64_t timeout_ns,
                                                struct tl_error *ret_error) TL_MUST_USE;
 
-/* -------------------------------------------------------------------------------------------- completion queue -- */
+/* ---------------------------------------------------------------------------------------------- completion queue -- */
 
 struct tl_cq;
 
@@ -173,7 +173,13 @@ enum tl_op_kind {
     TL_OP_RECV_MANY = 3, /* the end of a group of receives */
     TL_OP_SEND_MANY = 4, /* the end of a group of sends */
     TL_OP_SUBSCRIBE = 5, /* a value of a subscription, or its end */
+    TL_OP_PUT = 6,
+    TL_OP_LIST = 7,
+    TL_OP_STAT = 8,
+    TL_OP_REMOVE = 9,
 };
+
+struct tl_listing;
 
 struct tl_completion {
     size_t size_bytes; /* set by the library: sizeof(struct tl_completion), the same in every version */
@@ -184,22 +190,24 @@ struct tl_completion {
     struct tl_tensor *tensor; /* the tensor of a receive that succeeded: one reference, the caller's; NULL otherwise */
     uint64_t step;            /* the step of the value: for a published tensor its version */
     enum tl_path path;
-    const char *path_reason; /* why it was this path and not a faster one; "" when there is no reason. Static */
-    uint64_t bytes;          /* bytes of the tensor that moved */
-    int64_t duration_ns;     /* from the call to the completion */
-    bool is_verified;        /* a checksum was wanted and matches */
-    uint64_t item;           /* in a group: the place of a member among the items */
-    uint64_t ok_count;       /* for a group: members that had succeeded when it completed, dead ones too, */
-    uint64_t dead_count;     /* ... those of them whose tensor is dead, so that a group is dead if both are equal, */
-    uint64_t failed_count;   /* ... and members that had failed, those that were cancelled too */
-    uint64_t reserved[4];    /* zero; fields of later versions, so that the size of the struct never changes */
+    const char *path_reason;    /* why it was this path and not a faster one; "" when there is no reason. Static */
+    uint64_t bytes;             /* bytes of the tensor that moved */
+    int64_t duration_ns;        /* from the call to the completion */
+    bool is_verified;           /* a checksum was wanted and matches */
+    uint64_t item;              /* in a group: the place of a member among the items */
+    uint64_t ok_count;          /* for a group: members that had succeeded when it completed, dead ones too, */
+    uint64_t dead_count;        /* ... those of them whose tensor is dead, so that a group is dead if both are equal, */
+    uint64_t failed_count;      /* ... and members that had failed, those that were cancelled too */
+    struct tl_listing *listing; /* what a list or a stat has found: the caller's, tl_listing_destroy; NULL: nothing */
+    uint64_t removed_count;     /* for a remove: how many tensors are no longer published there */
+    uint64_t reserved[2];       /* zero; fields of later versions, so that the size of the struct never changes */
 };
 
 /* Creates a completion queue. Errors: TL_RESOURCE_EXHAUSTED. Ownership: until tl_cq_destroy. */
 TL_API enum tl_status tl_cq_create(struct tl_cq **ret_cq, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Destroys a queue that no open operation names. Completions that were not read are dropped, and their tensors put.
- * NULL is accepted. */
+/* Destroys a queue that no open operation names. Completions that were not read are dropped, with their tensors
+ * and listings. NULL is accepted. */
 TL_API void tl_cq_destroy(struct tl_cq *cq);
 
 /* Returns a descriptor that is readable while completions wait; it is only for poll, select and epoll. */
@@ -212,7 +220,7 @@ TL_API size_t tl_cq_poll(struct tl_cq *cq, struct tl_completion *ret_completions
  * was up. Blocks: yes. */
 TL_API size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, int64_t timeout_ns);
 
-/* -------------------------------------------------------------------------------------------------- operations -- */
+/* ---------------------------------------------------------------------------------------------------- operations -- */
 
 /* How to receive. Zeroed means: wait for the default time-out, no checksum, memory of the library. */
 struct tl_recv_options {
@@ -334,7 +342,95 @@ TL_API enum tl_status tl_worker_abort_step(struct tl_worker *worker, uint64_t st
 TL_API enum tl_status tl_worker_end_step(struct tl_worker *worker, uint64_t step, uint64_t *ret_dropped_count,
                                          struct tl_error *ret_error) TL_MUST_USE;
 
-/* ------------------------------------------------------------------------------------------------ many at once -- */
+/* ----------------------------------------------------------------------------------------------------- at a peer -- */
+
+/* How to put. Zeroed means: a tensor of a later step is not replaced. */
+struct tl_put_options {
+    size_t size_bytes;
+    bool may_go_back; /* replaces what is published there under the key with a later step, too */
+};
+
+/* Publishes a tensor at a peer, under a key and with step as its version, in place of what was published there under
+ * it. The peer keeps it in its own memory, or on the device where it keeps what it publishes, until it is replaced or
+ * withdrawn; it lives on when this worker has closed. The operation completes when the peer has accepted it, and all
+ * who receive from the peer then get it, or when it was refused. The bytes travel over gRPC, with a checksum. At the
+ * worker itself it is tl_publish: the tensor is referred to.
+ * A peer that cannot be reached is no error; a connection that breaks is none either: the tensor is sent again, until
+ * the deadline.
+ * Errors of the call: TL_INVALID_ARGUMENT: the key, or size_bytes. TL_UNIMPLEMENTED: the tensor lies on a device; an
+ * option that this version does not know. TL_NOT_FOUND: no such peer. TL_RESOURCE_EXHAUSTED: no memory.
+ * TL_FAILED_PRECONDITION: cq drives another worker (TL_PROGRESS_CALLER). Errors of the completion:
+ * TL_FAILED_PRECONDITION: a later step is published there. TL_RESOURCE_EXHAUSTED: beyond what this worker may have
+ * there (limits.held). TL_PERMISSION_DENIED: its role does not allow it. TL_DATA_LOSS: the tensor's file has changed.
+ * TL_DEADLINE_EXCEEDED, naming the state of the peer. TL_CANCELLED: tl_cancel, close, or the peer was removed; the peer
+ * may have accepted it all the same.
+ * Ownership: the worker takes a reference of its own. The contents must not change until the completion, which comes
+ * only when nothing reads them any more. */
+TL_API enum tl_status tl_put(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
+                             struct tl_tensor *tensor, const struct tl_put_options *options, int64_t timeout_ns,
+                             struct tl_cq *cq, void *user_data, tl_op_id *ret_op,
+                             struct tl_error *ret_error) TL_MUST_USE;
+
+/* Lists what a peer has published: all of it (pattern ""), or what matches a pattern: `*` stands for any text, `?` for
+ * one character, `[a-z]` for one of a set, and a backslash takes the next character as it is. The completion has the
+ * listing, sorted by key; nothing that matches is no error. A connection that breaks is none either.
+ * Errors of the call: TL_INVALID_ARGUMENT: the pattern is NULL, longer than TL_MAX_KEY_BYTES, or not UTF-8.
+ * TL_NOT_FOUND, TL_RESOURCE_EXHAUSTED, TL_FAILED_PRECONDITION: as tl_put. Errors of the completion:
+ * TL_PERMISSION_DENIED, TL_DEADLINE_EXCEEDED, TL_CANCELLED: as tl_put. TL_RESOURCE_EXHAUSTED: more than 1,000,000
+ * tensors or 256 MiB of names. */
+TL_API enum tl_status tl_list(struct tl_worker *worker, tl_peer_id peer, const char *pattern, int64_t timeout_ns,
+                              struct tl_cq *cq, void *user_data, tl_op_id *ret_op,
+                              struct tl_error *ret_error) TL_MUST_USE;
+
+/* Describes what a peer has published under a key. The completion has a listing of one tensor.
+ * Errors: as tl_list, and of the call TL_INVALID_ARGUMENT: the key; of the completion TL_NOT_FOUND: nothing is
+ * published under it. */
+TL_API enum tl_status tl_stat(struct tl_worker *worker, tl_peer_id peer, const char *key, int64_t timeout_ns,
+                              struct tl_cq *cq, void *user_data, tl_op_id *ret_op,
+                              struct tl_error *ret_error) TL_MUST_USE;
+
+/* Ends what a peer has published under all keys that match the pattern ("*": all); transfers that run finish. The
+ * completion has removed_count, which may be 0.
+ * Errors: as tl_list; of the call also TL_INVALID_ARGUMENT: the pattern is empty; of the completion TL_UNAVAILABLE: the
+ * connection broke, and it is not known whether the peer has done it. */
+TL_API enum tl_status tl_remove(struct tl_worker *worker, tl_peer_id peer, const char *pattern, int64_t timeout_ns,
+                                struct tl_cq *cq, void *user_data, tl_op_id *ret_op,
+                                struct tl_error *ret_error) TL_MUST_USE;
+
+/* The blocking forms. Outputs are written on success only. Blocks: yes. */
+TL_API enum tl_status tl_put_wait(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
+                                  struct tl_tensor *tensor, const struct tl_put_options *options, int64_t timeout_ns,
+                                  struct tl_error *ret_error) TL_MUST_USE;
+TL_API enum tl_status tl_list_wait(struct tl_worker *worker, tl_peer_id peer, const char *pattern, int64_t timeout_ns,
+                                   struct tl_listing **ret_listing, struct tl_error *ret_error) TL_MUST_USE;
+TL_API enum tl_status tl_stat_wait(struct tl_worker *worker, tl_peer_id peer, const char *key, int64_t timeout_ns,
+                                   struct tl_listing **ret_listing, struct tl_error *ret_error) TL_MUST_USE;
+TL_API enum tl_status tl_remove_wait(struct tl_worker *worker, tl_peer_id peer, const char *pattern, int64_t timeout_ns,
+                                     uint64_t *ret_count, struct tl_error *ret_error) TL_MUST_USE;
+
+/* A tensor in a listing. Set size_bytes to sizeof(struct tl_listing_entry); pointers are valid as long as the listing.
+ */
+struct tl_listing_entry {
+    size_t size_bytes;
+    const char *key;
+    uint64_t step; /* its version */
+    enum tl_dtype dtype;
+    unsigned rank;
+    const uint64_t *dims;                    /* [rank] */
+    uint64_t tensor_bytes;                   /* bytes of the elements, or of the serialized form for TL_STRING */
+    const struct tl_annotation *annotations; /* [annotation_count], sorted by key */
+    size_t annotation_count;
+    bool is_dead;
+};
+
+TL_API size_t tl_listing_count(const struct tl_listing *listing);
+/* Errors: TL_OUT_OF_RANGE: place is not below the count. TL_INVALID_ARGUMENT: size_bytes. */
+TL_API enum tl_status tl_listing_entry(const struct tl_listing *listing, size_t place,
+                                       struct tl_listing_entry *ret_entry, struct tl_error *ret_error) TL_MUST_USE;
+/* NULL is accepted. */
+TL_API void tl_listing_destroy(struct tl_listing *listing);
+
+/* -------------------------------------------------------------------------------------------------- many at once -- */
 
 /* One of many receives. Set everything unused to zero. */
 struct tl_recv_item {
@@ -437,7 +533,7 @@ TL_API enum tl_status tl_send_many_wait(struct tl_worker *worker, const struct t
 TL_API enum tl_status tl_publish_many(struct tl_worker *worker, const struct tl_send_item *items, size_t count,
                                       size_t item_bytes, size_t *ret_count, struct tl_error *ret_error) TL_MUST_USE;
 
-/* ---------------------------------------------------------------------------------------------------- counters -- */
+/* ------------------------------------------------------------------------------------------------------ counters -- */
 
 /* Counters since open. Set size_bytes to sizeof(struct tl_worker_stats). */
 struct tl_worker_stats {

@@ -53,6 +53,7 @@ static void lose(struct tl_peer *peer, const struct tl_error *reason)
     peer->added->gone = *reason;
     tl_ops_fail_receives_from(peer->worker, peer, reason);
     tl_subscriptions_end(peer->worker, peer, reason);
+    tl_peer_ops_end(peer->worker, peer, reason);
     TL_CHECK(tl_list_is_empty(&peer->requests));
 }
 

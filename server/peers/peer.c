@@ -253,6 +253,7 @@ struct tl_peer *tl_peer_create(struct tl_worker *worker, const char *name, const
     peer->is_self = strcmp(name, worker->self.name) == 0;
     if (peer->is_self) peer->incarnation = worker->self.incarnation;
     tl_peer_link_init(peer);
+    tl_peer_calls_init(peer);
     tl_data_connections_init(&peer->data, worker, peer->name, &data_connection_events, peer);
     tl_list_init(&peer->requests);
     tl_list_init(&peer->round_closure.link);
@@ -264,8 +265,10 @@ void tl_peer_destroy(struct tl_peer *peer)
 {
     tl_data_connections_end(&peer->data);
     TL_CHECK(tl_list_is_empty(&peer->requests) && peer->links.link == NULL && peer->links.opening == NULL);
+    TL_CHECK(tl_list_is_empty(&peer->links.calls.waiting) && peer->links.calls.link == NULL);
     tl_timers_disarm(tl_loop_timers(peer->worker->loop), &peer->links.back_off);
     tl_list_remove(&peer->round_closure.link);
+    tl_list_remove(&peer->links.calls.round_closure.link);
     tl_origin_fini(&peer->origin);
     tl_numbers_fini(&peer->received);
     tl_numbers_fini(&peer->given_up);
@@ -408,6 +411,13 @@ const char *tl_peer_transport(const struct tl_peer *peer)
 bool tl_peer_is_self(const struct tl_peer *peer)
 {
     return peer->is_self;
+}
+
+bool tl_peer_is_gone(const struct tl_peer *peer, struct tl_error *ret_reason)
+{
+    if (peer->added == NULL || peer->added->gone.code == TL_OK) return false;
+    *ret_reason = peer->added->gone;
+    return true;
 }
 
 const char *tl_peer_name(const struct tl_peer *peer)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A peer, as its files see it: peer.c (members, requests), peer_link.c (the links to it), peer_wait.c (calls that wait
- * for peers, the description of peers). */
+ * for peers, the description of peers), peer_calls.c (calls of operations at the peer). */
 #ifndef SERVER_PEERS_PEER_INTERNAL_H
 #define SERVER_PEERS_PEER_INTERNAL_H
 
@@ -9,6 +9,14 @@
 #include "server/peers/data_connections.h"
 #include "server/peers/rivals.h"
 #include "server/worker_internal.h"
+
+/* The calls of operations at the peer, such as tl_put, which go beside its link (peer_calls.c). */
+struct peer_calls {
+    struct tl_list waiting; /* struct tl_call_wait, in the order in which they came */
+    size_t running_count;
+    struct tl_closure round_closure; /* deferred: starts those that can go */
+    struct tl_link *link;            /* ours, for calls alone, because the peer has opened the one in use; NULL: none */
+};
 
 /* The links to a peer. They set up data connections, and carry tensors themselves. */
 struct peer_links {
@@ -24,6 +32,7 @@ struct peer_links {
     bool has_warned;          /* its absence has been logged as a warning since it was up last */
     unsigned loss_count;      /* links that ended before TL_SETTLED_NS, in a row */
     struct tl_timer back_off; /* armed: another attempt will follow */
+    struct peer_calls calls;
 };
 
 struct tl_peer {
@@ -67,6 +76,11 @@ void tl_peer_send_waiting(struct tl_peer *peer);
 /* Returns how tensors travel to it: "local", "verbs", "grpc", "self". */
 const char *tl_peer_transport(const struct tl_peer *peer);
 const char *tl_peer_state_name(enum tl_peer_state state);
+
+/* peer_calls.c */
+void tl_peer_calls_init(struct tl_peer *peer);
+/* A link to the peer has come up: starts the calls that wait, soon. */
+void tl_peer_calls_go_on(struct tl_peer *peer);
 
 /* added_peer.c */
 /* A link to an added peer is up. Returns false, and the link ends, when another process has answered than is meant. */

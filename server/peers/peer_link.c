@@ -12,7 +12,7 @@
  * the link that we open; UP waits for the end of the link in use; DOWN waits for the back-off, or for a request. In
  * each state the peer may open a link.
  *
- * A peer is wanted while a fetch or tl_worker_wait_for_peers waits for it, or always with "connect": "eager".
+ * A peer is wanted while a fetch, a call or tl_worker_wait_for_peers waits for it, or always with "connect": "eager".
  * A pair of workers uses one link. When both have opened one at the same time, both keep the one that was opened by the
  * worker with the smaller name and drain the other. A peer that opens a second link while we believe that it has one
  * has lost that one: the new link replaces it. A link with a new incarnation replaces it too: the peer has restarted,
@@ -51,6 +51,7 @@ static bool is_wanted(const struct tl_peer *peer)
     if (peer->worker->closing.is_closing || peer->is_self) return false;
     if (peer->added != NULL && peer->added->gone.code != TL_OK) return false;
     if (!tl_list_is_empty(&peer->requests) || peer->awaited > 0 || peer->is_eager) return true;
+    if (!tl_list_is_empty(&peer->links.calls.waiting)) return true;
     return peer->received.count + peer->given_up.count > 0 && tl_clock_now_ns() < peer->received_until_ns;
 }
 
@@ -373,6 +374,7 @@ static void use_link(struct tl_peer *peer, struct tl_link *link)
     }
     tl_peer_acknowledge(peer);
     tl_peer_send_waiting(peer);
+    tl_peer_calls_go_on(peer);
 }
 
 static void link_opened(struct tl_link *link)

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
-#include "server/peers/peer_internal.h"
+#include "server/worker_internal.h"
 
 /* A session remembers this many of the requests that were answered over it. The peer has heard of all answers before
  * them long ago. */

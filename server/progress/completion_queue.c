@@ -73,8 +73,10 @@ void tl_cq_destroy(struct tl_cq *cq)
 {
     if (cq == NULL) return;
     struct tl_completion completion;
-    while (tl_cq_poll(cq, &completion, 1) == 1)
+    while (tl_cq_poll(cq, &completion, 1) == 1) {
         tl_tensor_put(completion.tensor);
+        tl_listing_destroy(completion.listing);
+    }
     pthread_mutex_lock(&attach_mutex);
     set_progress(cq, NULL);
     pthread_mutex_unlock(&attach_mutex);

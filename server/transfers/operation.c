@@ -19,6 +19,7 @@
 #include "base/text.h"
 #include "server/transfers/borrow.h"
 #include "server/transfers/operation_internal.h"
+#include "server/transfers/peer_operation.h"
 #include "server/transfers/subscription.h"
 
 const struct tl_error op_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
@@ -542,7 +543,8 @@ static void run_cancel(struct tl_command *command)
     struct cancel_command *cancel = TL_CONTAINER_OF(command, struct cancel_command, command);
     struct op_call *call = find_call(command->worker, cancel->op);
     if (call == NULL) {
-        cancel->is_found = tl_subscription_cancel(command->worker, cancel->op);
+        cancel->is_found =
+            tl_subscription_cancel(command->worker, cancel->op) || tl_peer_op_cancel(command->worker, cancel->op);
     } else if (!call->is_group) {
         cancel->is_found = op_cancel(&single_of(call)->op);
     } else if (cancel->op == call->id) {

@@ -131,6 +131,12 @@ void tl_peer_link_init(struct tl_peer *of)
     (void)of;
 }
 
+void tl_peer_calls_init(struct tl_peer *of)
+{
+    tl_list_init(&of->links.calls.waiting);
+    tl_list_init(&of->links.calls.round_closure.link);
+}
+
 void tl_peer_want(struct tl_peer *wanted)
 {
     ck_assert_ptr_eq(wanted, peer);

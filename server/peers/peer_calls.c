@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/peers/peer_calls.h"
+
+#include "base/error.h"
+#include "server/peers/peer_internal.h"
+
+/* More calls at a time would bring no more bytes, and have the peer hold more tensors that are not complete. */
+#define MAX_RUNNING 8
+
+static struct tl_call_wait *first_waiting(struct tl_peer *peer)
+{
+    struct tl_list *place = tl_list_pop_front(&peer->links.calls.waiting);
+    return place != NULL ? TL_CONTAINER_OF(place, struct tl_call_wait, place) : NULL;
+}
+
+/* ------------------------------------------------------------------------------------------- the additional link -- */
+
+static void link_up(struct tl_link *link)
+{
+    tl_peer_calls_go_on(tl_link_owner(link));
+}
+
+static void fail_waiting(struct tl_peer *peer, const struct tl_error *reason)
+{
+    struct tl_list failed;
+    struct tl_list *place;
+    tl_list_init(&failed);
+    tl_list_splice_back(&failed, &peer->links.calls.waiting);
+    while ((place = tl_list_pop_front(&failed)) != NULL) {
+        struct tl_call_wait *wait = TL_CONTAINER_OF(place, struct tl_call_wait, place);
+        wait->failed(wait, reason);
+    }
+}
+
+static void link_closed(struct tl_link *link, const struct tl_error *reason)
+{
+    struct tl_peer *peer = tl_link_owner(link);
+    struct tl_error error;
+    bool was_up = tl_link_peer(link)->incarnation != 0;
+    peer->links.calls.link = NULL;
+    if (was_up) {
+        tl_peer_calls_go_on(peer);
+    } else {
+        tl_error_set(&error, TL_UNAVAILABLE, "%s", reason->code != TL_OK ? reason->message : "the worker closes");
+        fail_waiting(peer, &error);
+    }
+}
+
+static const struct tl_link_events link_events = {.up = link_up, .closed = link_closed};
+
+static void open_link(struct tl_peer *peer)
+{
+    const struct tl_link_address address = {.address = peer->address, .expected_name = peer->name, .is_one_way = true};
+    struct tl_error error;
+    if (tl_link_open(peer->worker->control, &address, NULL, 0, &link_events, peer, &peer->links.calls.link, &error) ==
+        TL_OK)
+        return;
+    peer->links.calls.link = NULL;
+    fail_waiting(peer, &error);
+}
+
+/* --------------------------------------------------------------------------------------------------------- calls -- */
+
+/* Returns a link that calls can be made on; NULL: there is none yet. */
+static struct tl_link *usable(const struct tl_peer *peer)
+{
+    struct tl_link *links[] = {peer->links.link, peer->links.calls.link};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(links); i++) {
+        if (links[i] != NULL && tl_link_is_ours(links[i]) && tl_link_is_up(links[i])) return links[i];
+    }
+    return NULL;
+}
+
+static void next_round(struct tl_closure *closure)
+{
+    struct tl_peer *peer = TL_CONTAINER_OF(closure, struct tl_peer, links.calls.round_closure);
+    struct peer_calls *calls = &peer->links.calls;
+    struct tl_link *link = usable(peer);
+    struct tl_call_wait *wait;
+    if (tl_list_is_empty(&calls->waiting)) return;
+    if (link == NULL && peer->links.link != NULL && tl_link_is_up(peer->links.link)) {
+        if (calls->link == NULL) open_link(peer);
+    } else if (link == NULL) {
+        tl_peer_want(peer);
+    }
+    while (link != NULL && calls->running_count < MAX_RUNNING && (wait = first_waiting(peer)) != NULL) {
+        calls->running_count++;
+        wait->is_running = true;
+        wait->ready(wait, link);
+    }
+}
+
+void tl_peer_calls_init(struct tl_peer *peer)
+{
+    tl_list_init(&peer->links.calls.waiting);
+    tl_list_init(&peer->links.calls.round_closure.link);
+    peer->links.calls.round_closure.run = next_round;
+}
+
+void tl_peer_calls_go_on(struct tl_peer *peer)
+{
+    if (!tl_list_is_linked(&peer->links.calls.round_closure.link))
+        tl_loop_defer(peer->worker->loop, &peer->links.calls.round_closure);
+}
+
+void tl_peer_call_wait(struct tl_peer *peer, struct tl_call_wait *wait)
+{
+    wait->is_running = false;
+    tl_list_push_back(&peer->links.calls.waiting, &wait->place);
+    tl_peer_calls_go_on(peer);
+}
+
+void tl_peer_call_over(struct tl_peer *peer, struct tl_call_wait *wait)
+{
+    tl_list_remove(&wait->place);
+    if (!wait->is_running) return;
+    wait->is_running = false;
+    peer->links.calls.running_count--;
+    tl_peer_calls_go_on(peer);
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Calls of operations at a peer: tl_put, tl_list, tl_stat, tl_remove.
+ *
+ * Such a call goes over the connection of a link that this worker has opened. When the peer has opened the one in use,
+ * a one-way link is opened besides, which stays. Some calls run at a time, and the others wait.
+ *
+ * Failure modes: while the peer cannot be reached, calls wait. When the additional link cannot be opened, or ends
+ * before it is up, all calls that wait fail with the reason, and may be made again.
+ *
+ * Thread: the loop's owner.
+ */
+#ifndef SERVER_PEERS_PEER_CALLS_H
+#define SERVER_PEERS_PEER_CALLS_H
+
+#include "base/list.h"
+
+#include <tensorlane/status.h>
+
+struct tl_link;
+struct tl_peer;
+
+/* A call on its way, from tl_peer_call_wait until tl_peer_call_over. */
+struct tl_call_wait {
+    struct tl_list place; /* in peer->calls.waiting */
+    bool is_running;
+    /* The call may be started on this link. tl_peer_call_over follows. */
+    void (*ready)(struct tl_call_wait *wait, struct tl_link *link);
+    /* There is no link to make the call on, for this reason; the call does not wait any more. */
+    void (*failed)(struct tl_call_wait *wait, const struct tl_error *reason);
+};
+
+/* Neither callback comes inside of this call. */
+void tl_peer_call_wait(struct tl_peer *peer, struct tl_call_wait *wait);
+/* The call has ended, or does not wait any more. */
+void tl_peer_call_over(struct tl_peer *peer, struct tl_call_wait *wait);
+
+#endif
