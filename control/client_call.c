@@ -382,7 +382,8 @@ enum tl_status tl_client_start(struct tl_client *client, const struct tl_client_
 /* gRPC's own words for a deadline or a broken connection name no peer. */
 static void explain(const struct tl_client *client, struct tl_error *error)
 {
-    if (error->code == TL_UNAVAILABLE) tl_grpc_text_explain(error, client->options->address);
+    bool is_reset = strncmp(error->message, "Received RST_STREAM", strlen("Received RST_STREAM")) == 0;
+    if (error->code == TL_UNAVAILABLE || is_reset) tl_grpc_text_explain(error, client->options->address);
     if (error->code == TL_DEADLINE_EXCEEDED && strcmp(error->message, "Deadline Exceeded") == 0) {
         char duration[32];
         tl_error_set(error, TL_DEADLINE_EXCEEDED, "%s did not answer %s within %s", client->options->address,

@@ -2,8 +2,9 @@
 /*
  * gRPC's messages are chains such as "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:4000:
  * Failed to connect to remote host: Connection refused". The end of the chain is the reason; what stands before it is
- * taken away, and a reason that is known becomes a sentence. The texts are those of gRPC 1.51; another text of a later
- * version is passed on as it is, behind the address.
+ * taken away, and a reason that is known becomes a sentence. The texts are those of gRPC 1.51 and of the current core,
+ * which writes "connect: Connection refused (111)" for the same, and "Stream removed (Socket closed)" where 1.51 writes
+ * what is in brackets. Another text is passed on as it is, behind the address.
  */
 #include "control/grpc_text.h"
 
@@ -24,11 +25,15 @@ struct sentence {
 /* Before the connection stood. */
 static const struct sentence connecting[] = {
     {"Failed to connect to remote host: Connection refused", " refused the connection; is the worker started?", NULL},
+    {"connect: Connection refused", " refused the connection; is the worker started?", NULL},
     {"Failed to connect to remote host: Connection timed out",
+     " did not take the connection in time; is the machine up, and is there a firewall in between?", NULL},
+    {"connect: Connection timed out",
      " did not take the connection in time; is the machine up, and is there a firewall in between?", NULL},
     {"connect() timed out",
      " did not take the connection in time; is the machine up, and is there a firewall in between?", NULL},
     {"Failed to connect to remote host: ", " cannot be reached: ", "; check the address and the network"},
+    {"connect: ", " cannot be reached: ", "; check the address and the network"},
     {"Trying to connect an http1.x server",
      " accepts connections but does not speak gRPC (HTTP/2 without TLS); is it the port of another program?", NULL},
     {"Socket closed", " accepts connections and closes them at once; is it the port of another program?", NULL},
@@ -42,15 +47,16 @@ static const struct sentence connecting[] = {
 static const struct sentence connected[] = {
     {"Socket closed", " closed the connection", NULL},
     {"Connection reset by peer", " reset the connection", NULL},
-    {"recvmsg:Connection reset by peer", " reset the connection", NULL},
-    {"sendmsg:Connection reset by peer", " reset the connection", NULL},
     {"Broken pipe", " reset the connection", NULL},
-    {"sendmsg:Broken pipe", " reset the connection", NULL},
+    {"Received RST_STREAM with error code 11",
+     " refused the call; does it get too many at once, or is its memory for messages used up?", NULL},
     {"GOAWAY received",
      " ends its connections; is it stopping, is its memory for messages used up, or does it want TLS, which this side "
      "gets by security.tls?",
      NULL},
     {"keepalive watchdog timeout", " has not answered for too long; is the machine up, and the process running?", NULL},
+    {"keepalive timeout", " has not answered for too long; is the machine up, and the process running?", NULL},
+    {"ping timeout", " has not answered for too long; is the machine up, and the process running?", NULL},
     {"DNS resolution failed for ", " cannot be resolved: ", "; check the name, and the name service of this machine"},
 };
 
@@ -80,14 +86,59 @@ const char *tl_grpc_text_address(const char *text, char *buffer, size_t capacity
     return buffer;
 }
 
+/* Cuts the brackets that have been opened before the text. */
+static void cut_brackets(char *text)
+{
+    for (size_t depth = 1; *text != '\0'; text++) {
+        if (*text == '(') depth++;
+        if (*text == ')' && --depth == 0) *text = '\0';
+        if (*text == '\0') return;
+    }
+}
+
+static bool unwrap_once(char *text)
+{
+    static const char *const wrappers[] = {"Stream removed (", "RST_STREAM (", "Transport closed (",
+                                           "Endpoint read failed ("};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(wrappers); i++) {
+        size_t len = strlen(wrappers[i]);
+        if (strncmp(text, wrappers[i], len) != 0) continue;
+        memmove(text, text + len, strlen(text + len) + 1);
+        cut_brackets(text);
+        return true;
+    }
+    return false;
+}
+
+void tl_grpc_text_unwrap(char *text)
+{
+    while (unwrap_once(text)) {
+    }
+}
+
+/* Cuts the number of an error of the system: "connect: Connection refused (111)". */
+static void cut_error_number(char *text)
+{
+    char *number = strrchr(text, '(');
+    if (number == NULL || number - text < 2 || number[-1] != ' ') return;
+    size_t len = strspn(number + 1, "0123456789");
+    if (len > 0 && strcmp(number + 1 + len, ")") == 0) number[-1] = '\0';
+}
+
 /* Without what stands before the reason: "UNKNOWN: ", "ipv4:10.0.0.1:4000: ". */
-static const char *skip_to_reason(const char *text)
+static char *skip_to_reason(char *text)
 {
     static const char capitals[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_";
     size_t len = strspn(text, capitals);
     if (len > 0 && strncmp(text + len, ": ", 2) == 0) text += len + 2;
-    const char *end = strstr(text, ": ");
-    return has_scheme(text) && end != NULL ? end + 2 : text;
+    char *end = strstr(text, ": ");
+    if (has_scheme(text) && end != NULL) text = end + 2;
+    static const char dialling[] = "Failed to connect to remote host: connect: ";
+    if (strncmp(text, dialling, strlen(dialling)) == 0) text = strstr(text, "connect: ");
+    bool is_of_message = strncmp(text, "recvmsg:", 8) == 0 || strncmp(text, "sendmsg:", 8) == 0;
+    if (is_of_message || strncmp(text, "connect: ", 9) == 0) cut_error_number(text);
+    if (is_of_message) text += 8 + (text[8] == ' ');
+    return text;
 }
 
 static bool explain_as(struct tl_error *error, const char *reason, const char *address,
@@ -108,7 +159,7 @@ static bool explain_as(struct tl_error *error, const char *reason, const char *a
 void tl_grpc_text_explain(struct tl_error *error, const char *address)
 {
     static const char before[] = "last error: ";
-    const char *last = strstr(error->message, before);
+    char *last = strstr(error->message, before);
     const char *reason = skip_to_reason(last != NULL ? last + strlen(before) : error->message);
     bool is_explained = last != NULL ? explain_as(error, reason, address, connecting, TL_ARRAY_COUNT(connecting))
                                      : explain_as(error, reason, address, connected, TL_ARRAY_COUNT(connected));

@@ -318,6 +318,8 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
     grpc_arg args[] = {
         integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)options->max_message_bytes),
         integer_arg(GRPC_ARG_MAX_METADATA_SIZE, MAX_METADATA_BYTES),
+        /* The current core refuses some calls above the limit and all above this one; 1.51 does not know it. */
+        integer_arg("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         integer_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_CALLS_PER_CONNECTION),
         integer_arg(GRPC_ARG_KEEPALIVE_TIME_MS, tl_clock_to_ms(options->keepalive_ns)),
         integer_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, tl_clock_to_ms(options->keepalive_timeout_ns)),

@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "control/endpoint.h"
+#include "control/grpc_text.h"
 #include "control/stream_hook.h"
 #include "control/tag.h"
 #include "tensor/transfer.h"
@@ -107,6 +108,9 @@ static void end_status(const struct tl_stream *stream, struct tl_error *ret_stat
         stream->status_code >= 0 && stream->status_code <= 16 ? (enum tl_status)stream->status_code : TL_UNKNOWN;
     ret_status->code = code;
     copy_details(&stream->status_details, ret_status->message, sizeof(ret_status->message));
+    tl_grpc_text_unwrap(ret_status->message);
+    /* The current core leaves out a reason that takes more than 2 KiB. */
+    if (code != TL_OK && ret_status->message[0] == '\0') tl_error_set(ret_status, code, "the server gave no reason");
 }
 
 /* Ends the stream when nothing is outstanding any more. The stream may be gone afterwards. */
