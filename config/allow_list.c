@@ -19,6 +19,7 @@
 
 #define JOB "job:"
 #define TASK "task:"
+#define TRUST_DOMAIN "trust-domain:"
 #define SPIFFE "spiffe://"
 #define MAX_SPIFFE_BYTES 2048
 #define MAX_DNS_BYTES 255
@@ -38,6 +39,7 @@ void tl_allow_list_set_default(struct tl_security_settings *settings)
 {
     settings->allow = &default_rule;
     settings->allow_count = 1;
+    settings->trust_domains = "";
 }
 
 /* ------------------------------------------------------------------------------------------------------- roles -- */
@@ -79,6 +81,21 @@ static bool is_dns_name(const char *word)
     }
 }
 
+/* "other.org", in lower case, as certificates have it. */
+static bool is_trust_domain(const char *word)
+{
+    size_t len = strlen(word);
+    if (len >= MAX_DNS_BYTES - strlen(SPIFFE)) return false;
+    for (const char *label = word;; label++) {
+        len = strcspn(label, ".");
+        if (len > MAX_LABEL_BYTES || !has_only(label, len, "_-")) return false;
+        for (size_t i = 0; i < len; i++)
+            if (label[i] >= 'A' && label[i] <= 'Z') return false;
+        label += len;
+        if (*label == '\0') return true;
+    }
+}
+
 /* Splits "JOB:INDEX". */
 static bool split_task(const char *text, char ret_job[TL_JOB_NAME_BYTES], uint32_t *ret_index)
 {
@@ -93,16 +110,19 @@ static bool find_kind(const char *word, enum tl_role_kind *ret_kind)
 {
     char job[TL_JOB_NAME_BYTES];
     uint32_t index;
-    *ret_kind = strcmp(word, "any") == 0                 ? TL_ROLE_ANY
-                : strcmp(word, "member") == 0            ? TL_ROLE_MEMBER
-                : strncmp(word, JOB, strlen(JOB)) == 0   ? TL_ROLE_JOB
-                : strncmp(word, TASK, strlen(TASK)) == 0 ? TL_ROLE_TASK
-                                                         : TL_ROLE_CLIENT;
+    *ret_kind = strcmp(word, "any") == 0                                 ? TL_ROLE_ANY
+                : strcmp(word, "member") == 0                            ? TL_ROLE_MEMBER
+                : strncmp(word, JOB, strlen(JOB)) == 0                   ? TL_ROLE_JOB
+                : strncmp(word, TASK, strlen(TASK)) == 0                 ? TL_ROLE_TASK
+                : strncmp(word, TRUST_DOMAIN, strlen(TRUST_DOMAIN)) == 0 ? TL_ROLE_TRUST_DOMAIN
+                                                                         : TL_ROLE_CLIENT;
     switch (*ret_kind) {
     case TL_ROLE_JOB:
         return tl_cluster_is_job_name(word + strlen(JOB));
     case TL_ROLE_TASK:
         return split_task(word + strlen(TASK), job, &index);
+    case TL_ROLE_TRUST_DOMAIN:
+        return is_trust_domain(word + strlen(TRUST_DOMAIN));
     case TL_ROLE_CLIENT:
         return is_spiffe_name(word) || is_dns_name(word);
     case TL_ROLE_ANY:
@@ -121,6 +141,8 @@ static const char *make_name(const struct tl_role *role, struct tl_arena *arena)
     if (role->kind == TL_ROLE_JOB) return tl_arena_format(arena, "/job:%s/task:", role->word + strlen(JOB));
     if (role->kind == TL_ROLE_TASK && split_task(role->word + strlen(TASK), job, &index))
         return tl_cluster_task_name(arena, job, index);
+    if (role->kind == TL_ROLE_TRUST_DOMAIN)
+        return tl_arena_format(arena, SPIFFE "%s/", role->word + strlen(TRUST_DOMAIN));
     bool is_absolute = role->kind == TL_ROLE_CLIENT && role->word[len - 1] == '.';
     return tl_arena_format(arena, "%.*s", (int)(is_absolute ? len - 1 : len), role->word);
 }
@@ -135,8 +157,8 @@ static bool names_task(const char *word)
 static enum tl_status read_role(const struct tl_json_value *value, struct tl_arena *arena, struct tl_role *ret_role,
                                 struct tl_error *ret_error)
 {
-    static const char *const roles[] = {"any",        "member", "job:JOB", "task:JOB:INDEX", "spiffe://DOMAIN/PATH",
-                                        "NAME.DOMAIN"};
+    static const char *const roles[] = {
+        "any", "member", "job:JOB", "task:JOB:INDEX", "trust-domain:NAME", "spiffe://DOMAIN/PATH", "NAME.DOMAIN"};
     char quoted[TL_QUOTE_BYTES], suggestion[TL_ERROR_MESSAGE_BYTES / 2];
     struct tl_role role;
     enum tl_status status = tl_json_expect(value, JSON_STRING, "a role such as \"job:worker\"", ret_error);
@@ -244,6 +266,21 @@ static enum tl_status read_rule(const struct tl_json_value *value, struct tl_are
     return TL_OK;
 }
 
+/* Lists the trust domains that the rules name, with a blank between two. NULL: no memory. */
+static const char *list_trust_domains(const struct tl_allow_rule *rules, size_t count, struct tl_arena *arena)
+{
+    const char *list = "";
+    for (size_t i = 0; i < count && list; i++) {
+        for (size_t j = 0; j < rules[i].role_count && list; j++) {
+            const struct tl_role *role = &rules[i].roles[j];
+            if (role->kind != TL_ROLE_TRUST_DOMAIN) continue;
+            list =
+                tl_arena_format(arena, "%s%s%s", list, list[0] != '\0' ? " " : "", role->word + strlen(TRUST_DOMAIN));
+        }
+    }
+    return list;
+}
+
 enum tl_status tl_allow_list_read(const struct tl_json_value *value, struct tl_arena *arena,
                                   struct tl_security_settings *settings, struct tl_error *ret_error)
 {
@@ -265,6 +302,8 @@ enum tl_status tl_allow_list_read(const struct tl_json_value *value, struct tl_a
     }
     settings->allow = rules;
     settings->allow_count = count;
+    settings->trust_domains = list_trust_domains(rules, count, arena);
+    if (!settings->trust_domains) return tl_json_no_memory(value->doc->source, ret_error);
     return TL_OK;
 }
 

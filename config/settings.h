@@ -97,19 +97,21 @@ struct tl_gpu_settings {
 
 /* Callers that a rule of "security.allow" is about. */
 enum tl_role_kind {
-    TL_ROLE_ANY,    /* "any" */
-    TL_ROLE_MEMBER, /* "member": every task */
-    TL_ROLE_JOB,    /* "job:ps" */
-    TL_ROLE_TASK,   /* "task:ps:0" */
-    TL_ROLE_CLIENT, /* "spiffe://example.org/client/ann", "ann.example.org": a certificate that is no task's */
+    TL_ROLE_ANY,          /* "any" */
+    TL_ROLE_MEMBER,       /* "member": every task */
+    TL_ROLE_JOB,          /* "job:ps" */
+    TL_ROLE_TASK,         /* "task:ps:0" */
+    TL_ROLE_TRUST_DOMAIN, /* "trust-domain:other.org": its certificates, which are then accepted */
+    TL_ROLE_CLIENT,       /* "spiffe://example.org/client/ann", "ann.example.org": a certificate that is no task's */
 };
 
 struct tl_role {
     enum tl_role_kind kind;
     const char *word; /* as it is in the configuration */
-    const char *name; /* what a caller's name is compared with: "/job:ps/task:" is the start of it, "/job:ps/task:0" and
-                         a client's name the whole; without meaning for any and member */
-    uint32_t node;    /* place of the word in the document, while that is open */
+    const char
+        *name;     /* what a caller's name is compared with: "/job:ps/task:" is the start of it, "/job:ps/task:0" and
+                      a client's name the whole, "spiffe://other.org/" the start; without meaning for any and member */
+    uint32_t node; /* place of the word in the document, while that is open */
 };
 
 /* One rule: these callers may do this. */
@@ -131,6 +133,7 @@ struct tl_security_settings {
     enum tl_encrypt encrypt;           /* "encrypt": "require": no tensor leaves the host as plain text */
     const struct tl_allow_rule *allow; /* "allow": [{"who": ["member"], "what": ["read"]}], [allow_count] */
     size_t allow_count;
+    const char *trust_domains; /* those that "allow" names: "other.org third.org"; "": none */
 };
 
 /* The settings of one task, every value effective. Sizes in bytes, durations in nanoseconds. */

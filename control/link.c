@@ -503,7 +503,7 @@ static enum tl_status check_hello(const struct tl_link *link, const Tensorlane__
                             TL_MAX_NAME_BYTES, hello->expected_name);
     }
     /* A member may also be a client, without a name: its tools are. */
-    if (link->peer.source == TL_IDENTITY_PROVEN && hello->name[0] != '\0' &&
+    if (link->peer.source == TL_IDENTITY_PROVEN && !link->peer.is_foreign && hello->name[0] != '\0' &&
         strcmp(link->peer.certified, hello->name) != 0) {
         return tl_error_set(ret_error, TL_PERMISSION_DENIED,
                             "%s says that it is %s, and its certificate is for %s; give each task its own certificate",
@@ -546,7 +546,9 @@ void link_handshake_done(struct tl_link *link, const Tensorlane__V1__Hello *hell
     }
     if (link->peer.source == TL_IDENTITY_NONE) link->peer.source = TL_IDENTITY_CLAIMED;
     link->peer.incarnation = hello->incarnation;
-    snprintf(link->peer.name, sizeof(link->peer.name), "%s", hello->name);
+    /* What a worker of another trust domain calls itself may be the name of one of ours. */
+    bool is_foreign_worker = link->peer.is_foreign && hello->name[0] != '\0';
+    snprintf(link->peer.name, sizeof(link->peer.name), "%s", is_foreign_worker ? link->peer.certified : hello->name);
     snprintf(link->peer.host_name, sizeof(link->peer.host_name), "%s", hello->host_name);
     link->peer.process_id = hello->process_id;
     link->peer.cluster_digest = hello->cluster_digest;

@@ -325,7 +325,8 @@ void tl_stream_certify(const struct tl_stream *stream, struct tl_identity *ident
     if (stream->tls_peer == NULL) return;
     identity->source = TL_IDENTITY_PROVEN;
     snprintf(identity->certified, sizeof(identity->certified), "%s", stream->tls_peer->name.text);
-    identity->is_member = stream->tls_peer->name.kind == TL_CERTIFICATE_MEMBER;
+    identity->is_foreign = stream->tls_peer->name.is_foreign;
+    identity->is_member = stream->tls_peer->name.kind == TL_CERTIFICATE_MEMBER && !identity->is_foreign;
 }
 
 const char *tl_stream_peer_address(const struct tl_stream *stream, char *buffer, size_t capacity)

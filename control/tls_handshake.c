@@ -69,7 +69,7 @@ struct handshake {
 struct tl_tls_handshakes {
     struct tl_tls_relay *relay;
     struct tl_tls_settings settings;
-    char *strings[4]; /* what the settings refer to */
+    char *strings[5]; /* what the settings refer to */
     int64_t timeout_ns;
     int64_t keepalive_timeout_ns;
     int epoll;
@@ -471,7 +471,8 @@ static void *run(void *argument)
 /* Copies the settings; false without memory. */
 static bool copy_settings(struct tl_tls_handshakes *handshakes, const struct tl_tls_settings *settings)
 {
-    const char *const from[] = {settings->ca, settings->certificate, settings->key, settings->crl};
+    const char *const from[] = {settings->ca, settings->certificate, settings->key, settings->crl,
+                                settings->trust_domains};
     for (size_t i = 0; i < TL_ARRAY_COUNT(from); i++) {
         handshakes->strings[i] = from[i] != NULL ? strdup(from[i]) : NULL;
         if (from[i] != NULL && handshakes->strings[i] == NULL) return false;
@@ -480,6 +481,7 @@ static bool copy_settings(struct tl_tls_handshakes *handshakes, const struct tl_
                                                     .certificate = handshakes->strings[1],
                                                     .key = handshakes->strings[2],
                                                     .crl = handshakes->strings[3],
+                                                    .trust_domains = handshakes->strings[4],
                                                     .is_tls12_allowed = settings->is_tls12_allowed};
     return true;
 }

@@ -144,6 +144,18 @@ static enum tl_status choose_uri(const char *uri, struct tl_certificate_name *re
     return TL_OK;
 }
 
+void tl_certificate_name_make_foreign(struct tl_certificate_name *name)
+{
+    name->is_foreign = true;
+    if (name->kind != TL_CERTIFICATE_MEMBER) return;
+    const char *job = name->text + strlen("/job:"), *index = strrchr(name->text, ':') + 1;
+    int job_len = (int)(strchr(job, '/') - job);
+    char uri[TL_CERTIFICATE_NAME_BYTES];
+    /* It fits, as it did in the certificate. */
+    snprintf(uri, sizeof(uri), SCHEME "%.200s/job/%.*s/task/%.10s", name->trust_domain, job_len, job, index);
+    memcpy(name->text, uri, sizeof(uri));
+}
+
 /* ---------------------------------------------------------------------------------------------------- DNS names -- */
 
 /* Reads a DNS name; false when it cannot be one, as a wildcard cannot. */

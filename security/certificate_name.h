@@ -21,9 +21,13 @@ enum tl_certificate_kind { TL_CERTIFICATE_MEMBER, TL_CERTIFICATE_CLIENT };
 
 struct tl_certificate_name {
     enum tl_certificate_kind kind;
+    bool is_foreign;                      /* its trust domain is another one, and accepted; text is the URI */
     char text[TL_CERTIFICATE_NAME_BYTES]; /* "/job:ps/task:0", "spiffe://example.org/client/ann", "host.example.org" */
     char trust_domain[TL_CERTIFICATE_NAME_BYTES]; /* "example.org"; "" for a name that is none of SPIFFE */
 };
+
+/* Makes the name one of another trust domain: "/job:ps/task:0" is then "spiffe://other.org/job/ps/task/0". */
+void tl_certificate_name_make_foreign(struct tl_certificate_name *name);
 
 /* One name of a certificate's subjectAltName. */
 struct tl_certificate_entry {

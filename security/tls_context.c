@@ -48,6 +48,7 @@ struct tl_tls_context {
     atomic_uint references;
     SSL_CTX *ssl;
     struct tl_certificate_name self;
+    char *trust_domains; /* "" : none */
     struct stamp stamps[FILE_COUNT];
 };
 
@@ -250,8 +251,11 @@ enum tl_status tl_tls_context_load(const struct tl_tls_settings *settings, struc
 {
     struct tl_tls_context *context = calloc(1, sizeof(*context));
     SSL_CTX *ssl = create_ssl(settings->is_tls12_allowed);
-    if (context == NULL || ssl == NULL) {
+    if (context != NULL)
+        context->trust_domains = strdup(settings->trust_domains != NULL ? settings->trust_domains : "");
+    if (context == NULL || ssl == NULL || context->trust_domains == NULL) {
         ERR_clear_error();
+        if (context != NULL) free(context->trust_domains);
         SSL_CTX_free(ssl);
         free(context);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS");
@@ -279,6 +283,7 @@ void tl_tls_context_release(struct tl_tls_context *context)
 {
     if (context == NULL || atomic_fetch_sub(&context->references, 1) > 1) return;
     SSL_CTX_free(context->ssl);
+    free(context->trust_domains);
     free(context);
 }
 
@@ -301,6 +306,17 @@ bool tl_tls_context_is_current(const struct tl_tls_context *context, const struc
 const struct tl_certificate_name *tl_tls_context_self(const struct tl_tls_context *context)
 {
     return &context->self;
+}
+
+bool tl_tls_context_accepts(const struct tl_tls_context *context, const char *trust_domain)
+{
+    size_t len = strlen(trust_domain);
+    for (const char *word = context->trust_domains; len > 0 && *word != '\0'; word += *word == ' ') {
+        size_t word_len = strcspn(word, " ");
+        if (word_len == len && memcmp(word, trust_domain, len) == 0) return true;
+        word += word_len;
+    }
+    return false;
 }
 
 SSL_CTX *tl_tls_context_ssl(const struct tl_tls_context *context)

@@ -19,11 +19,12 @@
 
 /* Files in PEM. */
 struct tl_tls_settings {
-    const char *ca;          /* certificates of the authorities that peers' certificates come from */
-    const char *certificate; /* that of this process, followed by those between it and the authority */
-    const char *key;         /* that belongs to the certificate; no other user may read it */
-    const char *crl;         /* lists of revoked certificates, one for each authority; NULL: none is looked at */
-    bool is_tls12_allowed;   /* besides TLS 1.3 */
+    const char *ca;            /* certificates of the authorities that peers' certificates come from */
+    const char *certificate;   /* that of this process, followed by those between it and the authority */
+    const char *key;           /* that belongs to the certificate; no other user may read it */
+    const char *crl;           /* lists of revoked certificates, one for each authority; NULL: none is looked at */
+    const char *trust_domains; /* besides that of the certificate: "other.org third.org"; NULL: none */
+    bool is_tls12_allowed;     /* besides TLS 1.3 */
 };
 
 struct tl_tls_context;
@@ -43,5 +44,8 @@ bool tl_tls_context_is_current(const struct tl_tls_context *context, const struc
 
 /* Returns the name in the certificate of this process, valid as long as the context. */
 const struct tl_certificate_name *tl_tls_context_self(const struct tl_tls_context *context);
+
+/* Whether peers of another trust domain are accepted. */
+bool tl_tls_context_accepts(const struct tl_tls_context *context, const char *trust_domain);
 
 #endif

@@ -43,6 +43,7 @@ struct tl_identity {
     char name[TL_MAX_NAME_BYTES];      /* "/job:ps/task:0"; "" for a client */
     char certified[TL_MAX_NAME_BYTES]; /* PROVEN: "/job:ps/task:0", or the name of a client; "" otherwise */
     bool is_member;                    /* PROVEN: certified is the name of a member */
+    bool is_foreign;                   /* PROVEN: of another trust domain; certified, and name, are the whole URI */
     uint64_t incarnation;              /* 0: unknown */
     char address[TL_MAX_ADDRESS_BYTES];
     struct tl_share_client client; /* the client that is charged for what it holds */

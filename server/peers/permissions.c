@@ -95,6 +95,8 @@ static bool is_role(const struct tl_permissions *permissions, const struct tl_ro
                is_member(permissions, caller);
     case TL_ROLE_TASK:
         return caller->is_member && strcmp(caller->certified, role->name) == 0;
+    case TL_ROLE_TRUST_DOMAIN:
+        return !caller->is_member && strncmp(caller->certified, role->name, strlen(role->name)) == 0;
     case TL_ROLE_CLIENT:
         break;
     }

@@ -225,6 +225,8 @@ START_TEST(another_name_answers)
 }
 END_TEST
 
+static const char *readers = "\"any\"";
+
 static struct tl_worker *open_certified(const char *name, const char *text)
 {
     static char settings[1024];
@@ -235,8 +237,8 @@ static struct tl_worker *open_certified(const char *name, const char *text)
     (void)authority_issue(&authority, &kind, certificate, key);
     snprintf(settings, sizeof(settings),
              "{\"tls\": {\"ca\": \"%s/ca.pem\", \"certificate\": \"%s\", \"key\": \"%s\"}, "
-             "\"allow\": [{\"who\": [\"any\"], \"what\": [\"read\"]}]}",
-             temp_folder, certificate, key);
+             "\"allow\": [{\"who\": [%s], \"what\": [\"read\"]}]}",
+             temp_folder, certificate, key, readers);
     security = settings;
     struct tl_worker *worker = NULL;
     (void)!try_open("127.0.0.1:0", NULL, 0, &worker);
@@ -264,6 +266,45 @@ START_TEST(certificates_name_them)
     ck_assert_int_eq(tl_recv_wait(asker, wrong, "weights", 0, NULL, CLUSTER_SECOND / 2, &completion, &error),
                      TL_DEADLINE_EXCEEDED);
     ck_assert_msg(strstr(error.message, "is for /job:trainer/task:3") != NULL, "%s", error.message);
+    tl_worker_close(asker, 0);
+    tl_worker_close(owner, 0);
+    authority_fini(&authority);
+    temp_folder_remove();
+}
+END_TEST
+
+/* A worker of another trust domain is called by its whole URI, whatever it calls itself. */
+START_TEST(trust_domains_that_allow_names)
+{
+    protocol = protocols[_i];
+    temp_folder_make();
+    authority_init(&authority, "the authority", temp_path("ca.pem"));
+    readers = "\"trust-domain:b.org\"";
+    struct tl_worker *owner = open_certified("owner", "URI:spiffe://a.org/job/trainer/task/3");
+    readers = "\"trust-domain:a.org\"";
+    struct tl_worker *asker = open_certified("asker", "URI:spiffe://b.org/job/trainer/task/3");
+    readers = "\"trust-domain:c.org\"";
+    struct tl_worker *stranger = open_certified("stranger", "URI:spiffe://b.org/job/trainer/task/4");
+    readers = "\"any\"";
+    ck_assert_msg(owner != NULL && asker != NULL && stranger != NULL, "%s", error.message);
+    publish(owner, "weights", 9);
+    publish(asker, "gradients", 8);
+    tl_peer_id peer = add(asker, tl_worker_address(owner), NULL, 0);
+    expect_received(asker, peer, "weights", 9);
+    ck_assert_str_eq(info_of(asker, peer).name, "spiffe://a.org/job/trainer/task/3");
+    expect_received(owner, add(owner, tl_worker_address(asker), NULL, 0), "gradients", 8);
+    tl_peer_id named = add(asker, tl_worker_address(owner), "trainer:5", 0);
+    struct tl_completion completion;
+    ck_assert_int_eq(tl_recv_wait(asker, named, "weights", 0, NULL, CLUSTER_SECOND / 2, &completion, &error),
+                     TL_DEADLINE_EXCEEDED);
+    ck_assert_msg(strstr(error.message, "is for spiffe://a.org/job/trainer/task/3, and not for /job:trainer/task:5") !=
+                      NULL,
+                  "%s", error.message);
+    tl_peer_id refused = add(stranger, tl_worker_address(owner), NULL, 0);
+    ck_assert_int_eq(tl_recv_wait(stranger, refused, "weights", 0, NULL, CLUSTER_SECOND / 2, &completion, &error),
+                     TL_DEADLINE_EXCEEDED);
+    ck_assert_msg(strstr(error.message, "trust domain \"a.org\"") != NULL, "%s", error.message);
+    tl_worker_close(stranger, 0);
     tl_worker_close(asker, 0);
     tl_worker_close(owner, 0);
     authority_fini(&authority);
@@ -467,6 +508,7 @@ int main(void)
     tcase_add_test(tcase, what_is_wrong_is_refused);
     tcase_add_test(tcase, another_name_answers);
     tcase_add_loop_test(tcase, certificates_name_them, 0, 2);
+    tcase_add_loop_test(tcase, trust_domains_that_allow_names, 0, 2);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("incarnation");
     tcase_set_timeout(tcase, 200);

@@ -460,6 +460,31 @@ START_TEST(another_trust_domain)
 }
 END_TEST
 
+START_TEST(trust_domain_that_is_named)
+{
+    static const char *const names[] = {"URI:spiffe://other/job/node/task/1", "URI:spiffe://other/client/ann"};
+    side_issue(&client, &(struct certificate_kind){.names = names[_i]});
+    server.options.settings.trust_domains = "third other";
+    client.options.settings.trust_domains = "test";
+    start_both();
+    struct connected connected = connect_both(NULL);
+    assert_peer(server.tls, connected.server_fd, names[_i] + strlen("URI:"));
+    disconnect(&connected);
+    assert_refused("/job:node/task:0", "is for spiffe://test/job/node/task/0, and not for "
+                                       "/job:node/task:0");
+}
+END_TEST
+
+START_TEST(trust_domain_with_another_beginning)
+{
+    side_issue(&client, &(struct certificate_kind){.names = "URI:spiffe://other/job/node/task/1"});
+    server.options.settings.trust_domains = "othe other.org xother";
+    client.options.settings.trust_domains = "test";
+    start_both();
+    assert_refused(NULL, "it does not accept our certificate");
+}
+END_TEST
+
 START_TEST(another_authority)
 {
     struct authority other;
@@ -753,6 +778,8 @@ int main(void)
     tcase_add_test(tcase, another_name);
     tcase_add_test(tcase, server_with_the_certificate_of_a_client);
     tcase_add_test(tcase, another_trust_domain);
+    tcase_add_loop_test(tcase, trust_domain_that_is_named, 0, 2);
+    tcase_add_test(tcase, trust_domain_with_another_beginning);
     tcase_add_test(tcase, another_authority);
     tcase_add_test(tcase, self_signed);
     tcase_add_test(tcase, expires_before_the_handshake);

@@ -125,6 +125,19 @@ START_TEST(each_role_names_its_callers)
 }
 END_TEST
 
+START_TEST(a_trust_domain_is_a_role)
+{
+    create("[{\"who\": [\"member\"], \"what\": [\"read\"]}, {\"who\": [\"trust-domain:other.org\"], \"what\": "
+           "[\"list\"]}]");
+    ck_assert_uint_eq(actions_of("spiffe://other.org/job/ps/task/1", false), A(LIST) | A(HEALTH));
+    ck_assert_uint_eq(actions_of("spiffe://other.org/client/ann", false), A(LIST) | A(HEALTH));
+    ck_assert_uint_eq(actions_of("spiffe://other.org.evil/client/ann", false), A(HEALTH));
+    ck_assert_uint_eq(actions_of("spiffe://example.org/client/ann", false), A(HEALTH));
+    ck_assert_uint_eq(actions_of("/job:ps/task:1", true), A(READ) | A(HEALTH));
+    destroy();
+}
+END_TEST
+
 START_TEST(without_certificates_everybody_may_do_everything)
 {
     const struct tl_identity caller = {.source = TL_IDENTITY_NONE};
@@ -225,6 +238,7 @@ int main(void)
     ADD(a_name_that_is_claimed_counts_for_nothing);
     ADD(a_worker_may_do_everything_to_itself);
     ADD(each_role_names_its_callers);
+    ADD(a_trust_domain_is_a_role);
     ADD(without_certificates_everybody_may_do_everything);
     ADD(a_refusal_names_caller_action_and_those_who_may);
     ADD(a_long_list_of_roles_is_cut);

@@ -165,13 +165,17 @@ START_TEST(rules_are_roles_and_actions)
         {TL_ROLE_CLIENT, "spiffe://example.org/client/ann"},
         {TL_ROLE_CLIENT, "ann.example.org"},
         {TL_ROLE_CLIENT, "ann"},
+        {TL_ROLE_TRUST_DOMAIN, "spiffe://other.org/"},
+        {TL_ROLE_TRUST_DOMAIN, "spiffe://third_1/"},
     };
     check_accepted(TLS ", \"allow\": [{\"who\": [\"any\", \"member\", \"job:ps\", \"task:worker:4\", "
-                       "\"spiffe://example.org/client/ann\", \"ann.example.org\", \"ann.\"], \"what\": [\"read\", "
+                       "\"spiffe://example.org/client/ann\", \"ann.example.org\", \"ann.\", "
+                       "\"trust-domain:other.org\", \"trust-domain:third_1\"], \"what\": [\"read\", "
                        "\"health\"]}, {\"what\": [\"withdraw\", \"publish\"], \"who\": [\"job:worker\"]}]",
                    "");
     const struct tl_security_settings *security = &config->tasks[0].settings.security;
     ck_assert_uint_eq(security->allow_count, 2);
+    ck_assert_str_eq(security->trust_domains, "other.org third_1");
     ck_assert_uint_eq(security->allow[0].role_count, TL_ARRAY_COUNT(expected));
     for (size_t i = 0; i < TL_ARRAY_COUNT(expected); i++) {
         ck_assert_int_eq(security->allow[0].roles[i].kind, expected[i].kind);
@@ -181,7 +185,8 @@ START_TEST(rules_are_roles_and_actions)
     ck_assert_uint_eq(security->allow[1].actions, 1U << TL_ACTION_PUBLISH | 1U << TL_ACTION_WITHDRAW);
     ck_assert_str_eq(value_of(&config->tasks[0], "security.allow"),
                      "[{\"who\": [\"any\", \"member\", \"job:ps\", \"task:worker:4\", "
-                     "\"spiffe://example.org/client/ann\", \"ann.example.org\", \"ann.\"], \"what\": [\"read\", "
+                     "\"spiffe://example.org/client/ann\", \"ann.example.org\", \"ann.\", "
+                     "\"trust-domain:other.org\", \"trust-domain:third_1\"], \"what\": [\"read\", "
                      "\"health\"]}, {\"who\": [\"job:worker\"], \"what\": [\"publish\", \"withdraw\"]}]");
     tl_config_destroy(config);
 }
@@ -210,15 +215,35 @@ static void check_role_refused(const char *role, const char *reason)
 
 START_TEST(words_that_are_no_roles_are_refused)
 {
-    static const char *const wrong[] = {"job:",          "task:ps",        "task:ps:",  "task:ps:x",  "task:ps:01",
-                                        "task::0",       "jobs",           "spiffe://", "spiffe://a", "spiffe://a/",
-                                        "spiffe://a//b", "spiffe://a/b c", "ann",       "a..b",       ".a",
-                                        "http://a/b",    "a.b/c",          ""};
+    static const char *const wrong[] = {"job:",
+                                        "task:ps",
+                                        "task:ps:",
+                                        "task:ps:x",
+                                        "task:ps:01",
+                                        "task::0",
+                                        "jobs",
+                                        "spiffe://",
+                                        "spiffe://a",
+                                        "spiffe://a/",
+                                        "spiffe://a//b",
+                                        "spiffe://a/b c",
+                                        "ann",
+                                        "a..b",
+                                        ".a",
+                                        "http://a/b",
+                                        "a.b/c",
+                                        "",
+                                        "trust-domain:",
+                                        "trust-domain:A",
+                                        "trust-domain:a/b",
+                                        "trust-domain:a..b",
+                                        "trust-domain:a."};
     check_role_refused("membr", "\"membr\" is no role; did you mean \"member\"?");
     check_role_refused("Any", "\"Any\" is no role; did you mean \"any\"?");
     check_role_refused("ann", "\"ann\" is no role; did you mean \"any\"?");
-    check_role_refused("everybody", "\"everybody\" is no role; use one of \"any\", \"member\", \"job:JOB\", "
-                                    "\"task:JOB:INDEX\", \"spiffe://DOMAIN/PATH\", \"NAME.DOMAIN\"");
+    check_role_refused("everybody",
+                       "\"everybody\" is no role; use one of \"any\", \"member\", \"job:JOB\", "
+                       "\"task:JOB:INDEX\", \"trust-domain:NAME\", \"spiffe://DOMAIN/PATH\", \"NAME.DOMAIN\"");
     for (size_t i = 0; i < TL_ARRAY_COUNT(wrong); i++) {
         char security[256];
         snprintf(security, sizeof(security), TLS ", \"allow\": [{\"who\": [\"%s\"], \"what\": [\"read\"]}]", wrong[i]);
