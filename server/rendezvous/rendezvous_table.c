@@ -9,6 +9,9 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Keys are short, so that a call would cost as much as the hash. */
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "base/check.h"
@@ -284,6 +287,7 @@ struct tl_table_value *tl_table_value_add(struct tl_rendezvous *table, struct tl
 struct tl_table_value *tl_table_value_find(struct tl_rendezvous *table, const struct tl_request_id *id)
 {
     struct tl_table_value *value;
+    if (table->reservations == NULL) return NULL; /* as for every receive while all values are published */
     unsigned hash = hash_of(table, id, sizeof(*id));
     HASH_FIND_BYHASHVALUE(hh, table->reservations, id, sizeof(*id), hash, value);
     return value;
@@ -433,6 +437,7 @@ bool tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiv
 
 struct tl_receiver *tl_table_waiter_find(struct tl_rendezvous *table, const struct tl_request_id *id)
 {
+    if (table->waiters.count == 0) return NULL;
     for (struct tl_hash_link *link = tl_hash_table_find(&table->waiters, hash_of(table, id, sizeof(*id))); link != NULL;
          link = tl_hash_table_another(link)) {
         struct tl_receiver *receiver = TL_CONTAINER_OF(link, struct tl_receiver, wait.hash);
