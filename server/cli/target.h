@@ -25,7 +25,7 @@ struct tl_target {
     int64_t timeout_ns;
     const char *protocol; /* for a client, instead of the configuration's; NULL: that, or auto */
     /* Known after tl_target_resolve. */
-    char name[TL_MAX_NAME_BYTES]; /* "" with --address, until tl_target_identify */
+    char name[TL_MAX_NAME_BYTES]; /* "" with --address, until tl_target_identify, or for ever */
     char address[TL_MAX_ADDRESS_BYTES];
     struct tl_config *config; /* with --address what the flags say of TLS; NULL: nothing */
 };
@@ -58,7 +58,7 @@ int tl_target_resolve(struct tl_target *target, const struct tl_options *options
 struct tl_call_options tl_target_call_options(const struct tl_target *target);
 
 /* Asks the process at the target's address who it is, so that nothing is read from, or done to, another worker than the
- * one that was meant. With --address its name is learnt.
+ * one that was meant. With --address its name is learnt, unless security.allow does not let the caller see peers.
  * Errors: of tl_client_identify. TL_FAILED_PRECONDITION: it is another task, a client, or of another protocol version.
  */
 enum tl_status tl_target_identify(struct tl_target *target, struct tl_error *ret_error) TL_MUST_USE;

@@ -7,6 +7,7 @@ import cli_support
 from cli_support import OVER_GRPC, run, some_tensors, write_safetensors
 
 ANN = "spiffe://example.org/client/ann"
+BEN = "spiffe://example.org/client/ben"
 FILES = {"ca": "certs/ca.pem", "certificate": "certs/{name}.pem", "key": "certs/{name}.key"}
 
 
@@ -33,14 +34,20 @@ class Permissions(cli_support.Case):
     def at_ps(self, command, caller, *arguments, flag="--from"):
         return [command, *arguments, "--config", self.as_caller(caller), flag, "/job:ps/task:0"]
 
+    def at_address(self, caller):
+        certs = self.folder / "certs"
+        return ["--address", self.config.address("ps", 0), "--tls-ca-cert", certs / "ca.pem",
+                "--tls-client-cert", certs / f"{caller}.pem", "--tls-client-key", certs / f"{caller}.key"]
+
     def assert_refused(self, caller, name, what, *command):
         self.assert_error(1, f"{name} may not {what} at /job:ps/task:0: security.allow gives ", *command)
 
     def test_strangers_may_ask_for_health_alone(self):
         worker = self.start()
-        self.assert_refused("ann", ANN, "see peers", *self.at_ps("ls", "ann"))
-        self.assert_refused("ann", ANN, "see peers", *self.at_ps("pull", "ann", "-o", self.folder / "x.safetensors"))
-        self.assert_refused("ann", ANN, "see peers", *self.at_ps("push", "ann", self.other, flag="--to"))
+        self.assert_refused("ann", ANN, "list", *self.at_ps("ls", "ann"))
+        self.assert_refused("ann", ANN, "list", *self.at_ps("pull", "ann", "-o", self.folder / "x.safetensors"))
+        self.assert_refused("ann", ANN, "push", *self.at_ps("push", "ann", self.other, flag="--to"))
+        self.assert_refused("ann", ANN, "withdraw", *self.at_ps("rm", "ann", "*"))
         self.assertEqual(worker.output.count("a caller was refused"), 1)
         shown = run("health", "--config", self.as_caller("ann")).stdout
         self.assertRegex(shown, r"(?m)^/job:ps/task:0 +\S+ +yes +serving$")
@@ -55,8 +62,7 @@ class Permissions(cli_support.Case):
         self.assert_refused("worker-0", "/job:worker/task:0", "withdraw", *self.at_ps("rm", "worker-0", "*"))
 
     def test_what_the_worker_publishes_itself_is_replaced_by_those_who_may_publish(self):
-        self.start([{"who": ["member"], "what": ["push", "peers"]},
-                    {"who": [ANN], "what": ["push", "publish", "peers"]}])
+        self.start([{"who": ["member"], "what": ["push"]}, {"who": [ANN], "what": ["push", "publish"]}])
         replace = ["--step", "9", self.other]
         pushed = [*replace, "--prefix", "more/"]
         for _ in range(2):
@@ -65,6 +71,22 @@ class Permissions(cli_support.Case):
                             *self.at_ps("push", "worker-0", *replace, flag="--to"))
         self.assert_run(0, *self.at_ps("push", "ann", *replace, flag="--to"))
         self.assert_run(0, *self.at_ps("push", "worker-0", *replace, flag="--to"))
+
+    def test_each_command_needs_only_what_it_does(self):
+        self.start([{"who": [ANN], "what": ["push"]}, {"who": ["job:worker"], "what": ["list", "read"]},
+                    {"who": [BEN], "what": ["withdraw"]}])
+        self.assert_run(0, "cert", "issue", "--name", "ben", "-o", self.folder / "certs")
+        pushed = [self.other, "--prefix", "more/"]
+        self.assert_run(0, *self.at_ps("push", "ann", *pushed, flag="--to"))
+        self.assert_run(0, "push", *pushed, *self.at_address("ann"))
+        for where in (lambda command, *rest: self.at_ps(command, "worker-0", *rest),
+                      lambda command, *rest: [command, *rest, *self.at_address("worker-0")]):
+            out = self.folder / "out.safetensors"
+            self.assertIn("more/", self.assert_run(0, *where("ls")).stdout)
+            self.assert_run(0, *where("pull", "-o", out))
+            self.assertEqual(len(cli_support.read_safetensors(out)), len(some_tensors()) + len(some_tensors(2)))
+        self.assert_refused("worker-0", "/job:worker/task:0", "withdraw", *self.at_ps("rm", "worker-0", "*"))
+        self.assert_run(0, *self.at_ps("rm", "ben", "more/*"))
 
     def test_each_rule_counts_alone(self):
         self.start([{"who": ["any"], "what": ["peers"]}, {"who": ["job:worker"], "what": ["list"]}])
