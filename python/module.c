@@ -114,6 +114,22 @@ static PyObject *module_wrap(PyObject *self, PyObject *object)
     return tensor != NULL ? py_tensor_create(module, tensor, NULL) : NULL;
 }
 
+static PyObject *module_copy(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"tensor", "to", NULL};
+    struct py_module *module = PyModule_GetState(self);
+    PyObject *object, *to_object = Py_None;
+    struct tl_tensor *to = NULL, *copied = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:copy", names, &object, &to_object)) return NULL;
+    struct tl_tensor *tensor = py_tensor_of(module, object, false);
+    if (tensor == NULL) return NULL;
+    if (to_object != Py_None) to = py_tensor_of(module, to_object, true);
+    if (to != NULL || to_object == Py_None) copied = py_tensor_copy(module, tensor, to);
+    tl_tensor_put(tensor);
+    tl_tensor_put(to);
+    return copied != NULL ? py_tensor_create(module, copied, NULL) : NULL;
+}
+
 /* A buffer whose elements are those of a dtype that NumPy knows by another package alone. */
 static PyObject *module_wrap_as(PyObject *self, PyObject *args)
 {
@@ -136,6 +152,7 @@ static PyObject *module_stop(PyObject *self, PyObject *unused)
 static PyMethodDef functions[] = {
     {"empty", (PyCFunction)(void (*)(void))module_empty, METH_VARARGS | METH_KEYWORDS, NULL},
     {"wrap", module_wrap, METH_O, NULL},
+    {"copy", (PyCFunction)(void (*)(void))module_copy, METH_VARARGS | METH_KEYWORDS, NULL},
     {"_wrap_as", module_wrap_as, METH_VARARGS, NULL},
     {"_stop", module_stop, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -70,6 +70,10 @@ struct tl_tensor *py_tensor_of_buffer(struct py_module *module, PyObject *object
 /* The same for what has __dlpack__. */
 struct tl_tensor *py_tensor_of_dlpack(struct py_module *module, PyObject *object, bool wants_write);
 
+/* Copies a tensor into another one, or into a new one on the same device where `to` is NULL. Returns a reference to it;
+ * NULL with an exception. Gives Python's lock up. */
+struct tl_tensor *py_tensor_copy(struct py_module *module, const struct tl_tensor *tensor, struct tl_tensor *to);
+
 /* The methods __dlpack__ and __dlpack_device__ of a tensor. */
 PyObject *py_tensor_to_dlpack(struct py_module *module, struct tl_tensor *tensor, PyObject *args, PyObject *kwargs);
 PyObject *py_tensor_dlpack_device(const struct tl_tensor *tensor);

@@ -159,6 +159,13 @@ static PyObject *get_device(PyObject *self, void *unused)
     return PyUnicode_FromFormat("cuda:%d", (int)device.index);
 }
 
+/* To see whether two tensors share memory. */
+static PyObject *get_address(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromVoidPtr(tl_tensor_data(tensor_of(self)->tensor));
+}
+
 static PyObject *get_is_dead(PyObject *self, void *unused)
 {
     (void)unused;
@@ -184,13 +191,10 @@ static PyObject *tensor_repr(PyObject *self)
 }
 
 static PyGetSetDef attributes[] = {
-    {"dtype", get_dtype, NULL, NULL, NULL},
-    {"shape", get_shape, NULL, NULL, NULL},
-    {"nbytes", get_nbytes, NULL, NULL, NULL},
-    {"device", get_device, NULL, NULL, NULL},
-    {"is_dead", get_is_dead, NULL, NULL, NULL},
-    {"readonly", get_readonly, NULL, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+    {"dtype", get_dtype, NULL, NULL, NULL},       {"shape", get_shape, NULL, NULL, NULL},
+    {"_address", get_address, NULL, NULL, NULL},  {"nbytes", get_nbytes, NULL, NULL, NULL},
+    {"device", get_device, NULL, NULL, NULL},     {"is_dead", get_is_dead, NULL, NULL, NULL},
+    {"readonly", get_readonly, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef members[] = {

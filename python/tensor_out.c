@@ -122,6 +122,19 @@ static struct tl_tensor *copy_to(struct py_module *module, const struct tl_tenso
     return NULL;
 }
 
+struct tl_tensor *py_tensor_copy(struct py_module *module, const struct tl_tensor *tensor, struct tl_tensor *to)
+{
+    if (to == NULL) return copy_to(module, tensor, tl_tensor_device(tensor));
+    struct tl_error error;
+    enum tl_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = tl_tensor_copy(to, tensor, &error);
+    Py_END_ALLOW_THREADS;
+    if (status == TL_OK) return tl_tensor_get(to);
+    py_raise(module, &error, NULL, NULL);
+    return NULL;
+}
+
 /* Reads dl_device. Returns whether it is one that this package knows. */
 static bool read_device(PyObject *object, struct tl_device *ret_device)
 {

@@ -16,8 +16,8 @@ import typing
 import warnings
 import weakref
 
-from . import _tensorlane
-from ._tensorlane import Tensor, __version__, empty, wrap
+from . import _state_dict, _tensorlane
+from ._tensorlane import Tensor, __version__, copy, empty, wrap
 from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                      InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated,
                      Unavailable, Unimplemented, Unknown)
@@ -26,7 +26,7 @@ __all__ = [
     "Aborted", "AlreadyExists", "Cancelled", "DataLoss", "DeadlineExceeded", "Error", "FailedPrecondition", "Health",
     "Internal", "InvalidArgument", "NotFound", "OutOfRange", "PeerInfo", "PermissionDenied", "ResourceExhausted",
     "Subscription", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Worker", "__version__",
-    "empty", "wrap",
+    "copy", "empty", "wrap",
 ]
 
 
@@ -142,6 +142,7 @@ class Worker(_tensorlane.Worker):
         is_text = isinstance(config, dict)
         path = None if config is None or is_text else os.fspath(config)
         self._queues = {}
+        self._state_keys = {}
         self._open(path, json.dumps(config) if is_text else None, job, task, client, address)
         _open_workers.add(self)
 
@@ -219,6 +220,39 @@ class Worker(_tensorlane.Worker):
         _, queue = self._queue()
         stream = _Stream()
         return Subscription(self, stream, self._subscribe(queue, stream, peer, key, from_step, count, into, checksum))
+
+    # ------------------------------------------------------------------------------------------------- state dicts --
+
+    def publish_state_dict(self, state, step=0, *, prefix="model", copies=False):
+        items = _state_dict.prepare(state, prefix, copies)
+        for key, tensor in items:
+            self.publish(key, tensor, step)
+        keys = {key for key, _ in items}
+        for key in self._state_keys.get(prefix, keys) - keys:
+            self.withdraw(key)
+        self._state_keys[prefix] = keys
+
+    def withdraw_state_dict(self, prefix="model"):
+        for key in self._state_keys.pop(prefix, (prefix,)):
+            self.withdraw(key)
+
+    async def pull_state_dict(self, peer, step=0, *, into=None, prefix="model", timeout=None, progress=None):
+        calls, result = _state_dict.pull(peer, into, step, prefix, timeout, progress), None
+        while True:
+            try:
+                name, arguments, options = calls.send(result)
+            except StopIteration as end:
+                return end.value
+            result = await getattr(self, name)(*arguments, **options)
+
+    def pull_state_dict_wait(self, peer, step=0, *, into=None, prefix="model", timeout=None, progress=None):
+        calls, result = _state_dict.pull(peer, into, step, prefix, timeout, progress), None
+        while True:
+            try:
+                name, arguments, options = calls.send(result)
+            except StopIteration as end:
+                return end.value
+            result = getattr(self, f"{name}_wait")(*arguments, **options)
 
     # ------------------------------------------------------------------------------------------------------- peers --
 

@@ -120,6 +120,12 @@ def wrap(tensor: TensorLike) -> Tensor:
     another order than row-major, more than 16 dimensions. TypeError: it is no tensor.
     """
 
+def copy(tensor: TensorLike, to: typing.Optional[TensorLike] = None) -> Tensor:
+    """Copies all elements into a tensor with the same dtype and shape on any device, or into a new one; returns that.
+
+    Raises InvalidArgument: dtype or shape differ, or they share memory. Unimplemented: STRING.
+    """
+
 class PeerInfo(typing.NamedTuple):
     """A peer as this worker sees it."""
     id: int
@@ -261,6 +267,35 @@ class Worker:
         number. It is called within an event loop. Raises NotFound: no such peer. InvalidArgument: the key, or count is
         0.
         """
+
+    def publish_state_dict(self, state: typing.Any, step: int = 0, *, prefix: str = "model",
+                           copies: bool = False) -> None:
+        """Publishes all tensors of a model with one step, in place of those that were published under the prefix.
+
+        state: a module of torch, or a mapping of names to tensors. Names that share all of their memory, such as tied
+        weights, are published once. copies: published are copies, so that the model may go on changing; otherwise it
+        must not change until it is published again or withdrawn.
+        Raises what publish and wrap raise. Unimplemented: a DTensor. A name goes into a key after the prefix.
+        """
+    def withdraw_state_dict(self, prefix: str = "model") -> None:
+        """Ends the publication of all tensors under the prefix. Raises NotFound: there is none."""
+    async def pull_state_dict(self, peer: Peer, step: int = 0, *, into: typing.Any = None, prefix: str = "model",
+                              timeout: typing.Optional[float] = None,
+                              progress: typing.Optional[typing.Callable[[int, int], object]] = None
+                              ) -> tuple[dict[str, Tensor], int]:
+        """Receives all tensors of a model, of one step that is at least `step`. Returns them by name, and their step.
+
+        into: a module of torch or a mapping, whose tensors are written; names, dtypes and shapes are checked before.
+        When the peer publishes a later step meanwhile, that is received instead; after an error the contents are
+        undefined. timeout: of each of the calls that it consists of. progress: is called with the bytes that have come
+        and all bytes, after each 64 MiB.
+        Raises InvalidArgument: the names differ. FailedPrecondition: a dtype or shape differs. What recv raises.
+        """
+    def pull_state_dict_wait(self, peer: Peer, step: int = 0, *, into: typing.Any = None, prefix: str = "model",
+                             timeout: typing.Optional[float] = None,
+                             progress: typing.Optional[typing.Callable[[int, int], object]] = None
+                             ) -> tuple[dict[str, Tensor], int]:
+        """As pull_state_dict, blocking."""
 
     def add_peer(self, address: str, name: typing.Optional[str] = None, incarnation: int = 0) -> int:
         """Adds a worker that no configuration names, by its address, and returns its number. Nothing is connected yet.

@@ -1,0 +1,131 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""State dicts: whole models by name and step. In the place of torch there are arrays, and a class with state_dict."""
+import asyncio
+import threading
+import types
+import unittest
+
+from python_support import WorkersCase, tensorlane
+
+import numpy
+
+from tensorlane import _state_dict
+
+
+def model_of(value):
+    embedding = numpy.full((100, 8), value, numpy.float32)
+    return {"embedding": embedding, "layer.weight": numpy.full((8, 8), value), "layer.bias": numpy.full(8, value),
+            "step": numpy.array(value), "none": numpy.zeros((0, 4)), "head": embedding}
+
+
+class Module:
+    """As a module of torch: its tensors are those of its parameters, which have gradients."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+
+    def state_dict(self):
+        return {name: types.SimpleNamespace(detach=lambda array=array: array) for name, array in self.arrays.items()}
+
+
+class StateDicts(WorkersCase):
+    def assert_is(self, model, value):
+        for name, array in model_of(value).items():
+            numpy.testing.assert_array_equal(numpy.asarray(model[name]), array, name)
+
+    def test_new_memory(self):
+        self.owner.publish_state_dict(model_of(3), step=3)
+        model, step = self.asker.pull_state_dict_wait(self.peer, step=2)
+        self.assertEqual((step, list(model)), (3, list(model_of(3))))
+        self.assert_is(model, 3)
+        model, step = asyncio.run(self.asker.pull_state_dict(self.peer))
+        self.assert_is(model, 3)
+
+    def test_into_a_module(self):
+        self.owner.publish_state_dict(Module(model_of(5)), step=5)
+        module, progress = Module(model_of(0)), []
+        _, step = self.asker.pull_state_dict_wait(self.peer, into=module,
+                                                  progress=lambda done, total: progress.append((done, total)))
+        self.assert_is(module.arrays, 5)
+        total = sum({array.ctypes.data: array.nbytes for array in module.arrays.values()}.values())
+        self.assertEqual((step, progress), (5, [(total, total)]))
+
+    def test_progress(self):
+        self.addCleanup(setattr, _state_dict, "GROUP_BYTES", _state_dict.GROUP_BYTES)
+        _state_dict.GROUP_BYTES = 100
+        self.owner.publish_state_dict({str(i): bytes(60) for i in range(5)})
+        progress = []
+        self.asker.pull_state_dict_wait(self.peer, into={str(i): bytearray(60) for i in range(5)},
+                                        progress=lambda *both: progress.append(both))
+        self.assertEqual(progress, [(120, 300), (240, 300), (300, 300)])
+
+    def test_tied_weights(self):
+        """They travel once, also into a module that has them apart."""
+        self.owner.publish_state_dict(model_of(1))
+        self.assertEqual(self.owner.counters()["published_tensors"], 6)
+        apart = {name: array.copy() for name, array in model_of(0).items()}
+        before = self.asker.counters()["tensors_received"]
+        self.asker.pull_state_dict_wait(self.peer, into=apart)
+        self.assert_is(apart, 1)
+        self.assertEqual(self.asker.counters()["tensors_received"] - before, 6)
+
+    def test_what_does_not_fit(self):
+        self.owner.publish_state_dict(model_of(1))
+        into = model_of(0)
+        into["another"] = into.pop("layer.bias")
+        with self.assertRaisesRegex(tensorlane.InvalidArgument, r"has also \['layer.bias'\], and lacks \['another'\]"):
+            self.asker.pull_state_dict_wait(self.peer, into=into)
+        into = {**model_of(0), "layer.bias": numpy.zeros(9), "step": numpy.zeros((), numpy.int32)}
+        wrong = r"layer.bias is I64 \(8,\), not F64 \(9,\); step is"
+        with self.assertRaisesRegex(tensorlane.FailedPrecondition, wrong):
+            self.asker.pull_state_dict_wait(self.peer, into=into)
+        self.assert_is({**into, "layer.bias": model_of(0)["layer.bias"], "step": numpy.array(0)}, 0)
+        with self.assertRaises(tensorlane.Unimplemented):
+            self.owner.publish_state_dict({"sharded": types.SimpleNamespace(placements=[])})
+
+    def test_copies(self):
+        model = model_of(1)
+        self.owner.publish_state_dict(model, copies=True)
+        for array in model.values():
+            array[...] = 9
+        self.assert_is(self.asker.pull_state_dict_wait(self.peer)[0], 1)
+
+    def test_publishing_again(self):
+        """Names that are gone are withdrawn, and a pull has tensors of one step only."""
+        self.owner.publish_state_dict(model_of(1), step=1)
+        self.owner.publish_state_dict({"embedding": numpy.ones(3)}, step=2)
+        self.assertEqual(self.owner.counters()["published_tensors"], 2)
+        model, step = self.asker.pull_state_dict_wait(self.peer, step=1)
+        self.assertEqual((list(model), step), (["embedding"], 2))
+        self.owner.withdraw_state_dict()
+        self.assertEqual(self.owner.counters()["published_tensors"], 0)
+        with self.assertRaises(tensorlane.NotFound):
+            self.owner.withdraw_state_dict()
+
+    def test_one_step(self):
+        stop = threading.Event()
+
+        def publish():
+            step = 0
+            while not stop.is_set():
+                step += 1
+                self.owner.publish_state_dict(model_of(step), step=step)
+                stop.wait(0.002)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            into, last = model_of(0), 0
+            for _ in range(200):
+                _, step = self.asker.pull_state_dict_wait(self.peer, into=into)
+                self.assertGreaterEqual(step, last)
+                self.assert_is(into, step)
+                last = step
+        finally:
+            stop.set()
+            thread.join()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
