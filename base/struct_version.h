@@ -31,6 +31,7 @@
 #define TL_SEND_ITEM_FIRST_BYTES 32
 #define TL_SEND_MANY_OPTIONS_FIRST_BYTES 24
 #define TL_PUT_OPTIONS_FIRST_BYTES 16
+#define TL_PART_FIRST_BYTES 56
 #define TL_LISTING_ENTRY_FIRST_BYTES 72
 #define TL_COMPLETION_BYTES 1184 /* never grows: new fields take the place of reserved bytes */
 

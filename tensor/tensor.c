@@ -423,6 +423,22 @@ enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn rele
     return TL_OK;
 }
 
+enum tl_status tl_tensor_create_view(struct tl_tensor *base, const struct tl_meta_data *meta_data,
+                                     uint64_t offset_bytes, bool is_read_only, struct tl_tensor **ret_tensor,
+                                     struct tl_error *ret_error)
+{
+    uint64_t end_bytes;
+    TL_CHECK(base->meta_data.dtype != TL_STRING && meta_data->dtype != TL_STRING);
+    TL_CHECK(tl_add_u64(offset_bytes, meta_data->size_bytes, &end_bytes) && end_bytes <= base->meta_data.size_bytes);
+    enum tl_status status = tl_tensor_create_alias(base, NULL, NULL, ret_tensor, ret_error);
+    if (status != TL_OK) return status;
+    struct tl_tensor *tensor = *ret_tensor;
+    tl_meta_data_copy(&tensor->meta_data, meta_data);
+    tensor->data = meta_data->size_bytes > 0 ? (unsigned char *)base->data + offset_bytes : NULL;
+    tensor->is_read_only = is_read_only;
+    return TL_OK;
+}
+
 /* -------------------------------------------------------------------------------------------------- references -- */
 
 struct tl_tensor *tl_tensor_get(struct tl_tensor *tensor)

@@ -69,6 +69,12 @@ bool tl_tensor_is_writable(const struct tl_tensor *tensor);
 enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Creates a tensor of this meta-data, of no strings, that shows bytes of base from this offset on and holds a reference
+ * on it; the bytes lie in base. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_tensor_create_view(struct tl_tensor *base, const struct tl_meta_data *meta_data,
+                                     uint64_t offset_bytes, bool is_read_only, struct tl_tensor **ret_tensor,
+                                     struct tl_error *ret_error) TL_MUST_USE;
+
 /* The whole allocation that the tensor's bytes lie in: what was wrapped, or the tensor's own memory; of an alias that
  * of its base. NULL and 0 when there is none. */
 void tl_tensor_allocation(const struct tl_tensor *tensor, void **ret_data, uint64_t *ret_capacity_bytes);

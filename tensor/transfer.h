@@ -52,6 +52,7 @@ struct tl_identity {
     uint64_t process_id; /* 0: unknown */
     bool serves_probes;  /* it answers the requests of probes (server/probe_values.h) */
     bool serves_subscriptions;
+    bool serves_parts;       /* it answers requests for parts of tensors (tensor/part.h) */
     bool is_one_way;         /* requests travel on the link in one direction only, from the side that opened it */
     uint64_t cluster_digest; /* covers the tasks and addresses that it is configured with; 0: unknown */
 };

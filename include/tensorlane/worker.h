@@ -222,6 +222,26 @@ TL_API size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions
 
 /* ---------------------------------------------------------------------------------------------------- operations -- */
 
+struct tl_byte_range {
+    uint64_t offset_bytes; /* in the elements of the tensor */
+    uint64_t len_bytes;
+};
+
+/* A part of a tensor: either a box, which is a tensor of its sizes and of the dtype of the whole, or ranges of bytes,
+ * which come one behind the other as a TL_U8 tensor with one dimension. Set size_bytes to sizeof(struct tl_part),
+ * everything unused to zero. */
+struct tl_part {
+    size_t size_bytes;
+    unsigned rank;                      /* that of the tensor, for a box */
+    const uint64_t *start;              /* [rank] */
+    const uint64_t *size;               /* [rank]; NULL: no box */
+    const struct tl_byte_range *ranges; /* [range_count] */
+    size_t range_count;                 /* 0: no ranges */
+    /* [rank]: where in the destination, which has the rank and dtype of the tensor, the box begins; the rest of the
+     * destination stays. NULL: the destination has the shape of the box */
+    const uint64_t *destination_start;
+};
+
 /* How to receive. Zeroed means: wait for the default time-out, no checksum, memory of the library. */
 struct tl_recv_options {
     size_t size_bytes;             /* sizeof(struct tl_recv_options) */
@@ -230,9 +250,10 @@ struct tl_recv_options {
     bool may_map; /* the program only reads the tensor, which may then be a file of the peer's, mapped read-only. It is
                      when both are on one host, the peer allows it, and no checksum is wanted; the completion's path
                      shows it. What was read counts once tl_tensor_check has succeeded */
-    uint32_t unused;         /* ignored; what follows begins where the struct of older programs ends */
-    struct tl_device device; /* where a new tensor shall lie; zero: on the host. Strings and dead tensors always lie
-                                there. With a destination: zero, or where that lies */
+    uint32_t unused;            /* ignored; what follows begins where the struct of older programs ends */
+    struct tl_device device;    /* where a new tensor shall lie; zero: on the host. Strings and dead tensors always lie
+                                   there. With a destination: zero, or where that lies */
+    const struct tl_part *part; /* receive this part, whose bytes alone travel; NULL: the whole */
 };
 
 /* Offers a tensor to one receiver of (key, step), which may ask before or after. The memory is read, not copied: its
@@ -252,16 +273,20 @@ TL_API enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_
  * whichever is there first. The completion carries the tensor. A connection that breaks is no error: the same request
  * is made again until the deadline. What the stream of a destination on a device holds at the time of the call comes
  * before it is written; when the completion comes, the bytes are visible to everything that is launched afterwards. A
- * tensor of this worker itself comes by reference when it lies where it is wanted, else as a copy.
- * Errors of the call: TL_INVALID_ARGUMENT: the key, size_bytes, a destination that is read-only, a destination or a
+ * tensor of this worker itself comes by reference when it lies where it is wanted, else as a copy. A part comes like a
+ * tensor of its own, with a checksum of its bytes; a sent tensor is over when a part of it has been received.
+ * Errors of the call: TL_INVALID_ARGUMENT: the key, size_bytes, a part that is none, or whose numbers have more than
+ * TL_MAX_KEY_BYTES bytes with the key when they are written down, a destination that is read-only, a destination or a
  * device with may_map, or a destination that is not on the device. TL_UNIMPLEMENTED: an option that this version does
  * not know (tensorlane.h). TL_NOT_FOUND: no such peer. With a device, or a destination on one, also those of
  * tl_tensor_create_on and of the stream (tl_send).
  * Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer. TL_CANCELLED: tl_cancel or close.
- * TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape). TL_DATA_LOSS: the checksum does not
- * match, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait at the peer, or there is no memory
- * here. The status of an aborted step, here or at the peer.
- * Ownership: the worker holds a reference to the destination until the completion. */
+ * TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape), or it has no such part: strings, or a
+ * box that begins or ends within a byte. TL_OUT_OF_RANGE: the part is not within the tensor. TL_UNIMPLEMENTED: the peer
+ * is of an older version and knows no parts, or the part is not in one piece and lies on a device. TL_DATA_LOSS: the
+ * checksum does not match, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait at the peer, or
+ * there is no memory here. The status of an aborted step, here or at the peer. Ownership: the worker holds a reference
+ * to the destination until the completion. */
 TL_API enum tl_status tl_recv(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
                               const struct tl_recv_options *options, int64_t timeout_ns, struct tl_cq *cq,
                               void *user_data, tl_op_id *ret_op, struct tl_error *ret_error) TL_MUST_USE;
@@ -439,6 +464,7 @@ struct tl_recv_item {
     struct tl_tensor *destination; /* as in tl_recv_options; two items with the same one overwrite each other */
     uint32_t priority;             /* 0..3: of what is ready for this worker the peer sends the greater first */
     void *user_data;               /* for the completion of this item */
+    const struct tl_part *part;    /* as in tl_recv_options */
 };
 
 /* What becomes of the members of a group that are open when the group is over. */

@@ -20,6 +20,7 @@
 #include "server/peers/prober.h"
 #include "server/transports/transports.h"
 #include "server/peers/session.h"
+#include "tensor/part.h"
 
 /* No more of the requests that wait for a peer are sent in one round. */
 #define ROUND_REQUESTS 512
@@ -60,6 +61,17 @@ static void not_subscribed(struct tl_closure *closure)
     request->fetch.ops->done(&request->fetch, &error);
 }
 
+static void knows_no_parts(struct tl_closure *closure)
+{
+    struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, closure);
+    struct tl_error error;
+    tl_error_set(&error, TL_UNIMPLEMENTED,
+                 "%s is of an older version, which knows no parts of tensors; receive the whole of %s",
+                 request->peer->name, tl_part_key(request->fetch.key));
+    request->fetch.is_final = true;
+    request->fetch.ops->done(&request->fetch, &error);
+}
+
 static void peer_is_gone(struct tl_closure *closure)
 {
     struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, closure);
@@ -75,11 +87,11 @@ static void refuse_gone(struct tl_peer_request *request)
     tl_loop_defer(request->peer->worker->loop, &request->closure);
 }
 
-/* Refuses a subscription to a peer that would take its requests for others. */
-static void refuse_subscription(struct tl_peer_request *request)
+/* Refuses what a peer of an older version would take for another request. */
+static void refuse_unknown(struct tl_peer_request *request, void (*tell)(struct tl_closure *closure))
 {
     request->carrier = TL_CARRIER_REFUSAL;
-    request->closure.run = not_subscribed;
+    request->closure.run = tell;
     tl_loop_defer(request->peer->worker->loop, &request->closure);
 }
 
@@ -113,7 +125,11 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
     if (link == NULL || !tl_link_is_up(link)) return false;
     if (request->is_probe) return dispatch_probe(peer, request);
     if (tl_fetch_subscription(&request->fetch) != 0 && !tl_link_peer(link)->serves_subscriptions) {
-        refuse_subscription(request);
+        refuse_unknown(request, not_subscribed);
+        return true;
+    }
+    if (tl_part_is_name(request->fetch.key) && !tl_link_peer(link)->serves_parts) {
+        refuse_unknown(request, knows_no_parts);
         return true;
     }
     bool is_required = peer->worker->data_plane.is_transport_required;

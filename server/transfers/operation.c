@@ -43,7 +43,7 @@ static void fill_receive(const struct tl_op *op, struct tl_completion *ret_compl
     const struct tl_fetch *fetch = &op->receive.request.fetch;
     ret_completion->tensor = op->has_arrived ? op->tensor : NULL;
     ret_completion->step = op->has_arrived ? fetch->offer_step : 0;
-    ret_completion->bytes = op->has_arrived ? tl_tensor_size_bytes(op->tensor) : 0;
+    ret_completion->bytes = op->has_arrived ? fetch->received_bytes : 0;
     ret_completion->path = op->has_arrived ? fetch->path : TL_PATH_NONE;
     ret_completion->path_reason = op->has_arrived ? fetch->path_reason : "";
     ret_completion->is_verified = op->has_arrived && fetch->is_verified;
@@ -393,15 +393,29 @@ enum tl_status op_check_key(const char *key, struct tl_error *ret_error)
     if (!tl_text_is_utf8(key, length)) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the key is not UTF-8");
     }
+    if (tl_part_is_name(key)) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "%.64s is no key: " TL_PART_PREFIX " names parts of tensors", key);
+    }
     return TL_OK;
 }
 
-/* Creates a call with one operation. */
+enum tl_status op_name(const char *key, const struct tl_part *part, char buffer[TL_MAX_KEY_BYTES + 1],
+                       const char **ret_name, struct tl_error *ret_error)
+{
+    struct tl_part ours;
+    enum tl_status status = op_check_key(key, ret_error);
+    *ret_name = key;
+    if (status != TL_OK || part == NULL) return status;
+    status = tl_struct_read(&ours, sizeof(ours), TL_PART_FIRST_BYTES, part, "tl_part", ret_error);
+    *ret_name = buffer;
+    return status == TL_OK ? tl_part_name(&ours, key, buffer, ret_error) : status;
+}
+
+/* Creates a call with one operation. The key, or the name of a part, was checked. */
 static enum tl_status single_create(struct tl_worker *worker, const char *key, int64_t timeout_ns,
                                     struct op_single **ret_single, struct tl_error *ret_error)
 {
-    enum tl_status status = op_check_key(key, ret_error);
-    if (status != TL_OK) return status;
     size_t key_bytes = strlen(key) + 1;
     struct op_single *single = calloc(1, sizeof(*single) + key_bytes);
     if (single == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for an operation on %s", key);
@@ -416,7 +430,8 @@ static enum tl_status create_send_of(struct tl_worker *worker, const char *key, 
                                      int64_t timeout_ns, struct op_single **ret_single, struct tl_error *ret_error)
 {
     struct op_single *single;
-    enum tl_status status = single_create(worker, key, timeout_ns, &single, ret_error);
+    enum tl_status status = op_check_key(key, ret_error);
+    if (status == TL_OK) status = single_create(worker, key, timeout_ns, &single, ret_error);
     if (status != TL_OK) return status;
     status = tl_op_send_init(&single->op, single->key, step, tensor, ret_error);
     if (status == TL_OK) {
@@ -439,7 +454,10 @@ static enum tl_status create_receive_of(struct tl_worker *worker, tl_peer_id pee
         status = tl_struct_read(&options, sizeof(options), TL_RECV_OPTIONS_FIRST_BYTES, caller_options,
                                 "tl_recv_options", ret_error);
     struct op_single *single = NULL;
-    if (status == TL_OK) status = single_create(worker, key, timeout_ns, &single, ret_error);
+    char buffer[TL_MAX_KEY_BYTES + 1];
+    const char *name;
+    if (status == TL_OK) status = op_name(key, options.part, buffer, &name, ret_error);
+    if (status == TL_OK) status = single_create(worker, name, timeout_ns, &single, ret_error);
     if (status == TL_OK) status = tl_op_receive_init(&single->op, from, single->key, step, &options, ret_error);
     tl_peer_release(from);
     if (status == TL_OK) {

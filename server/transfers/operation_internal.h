@@ -11,6 +11,7 @@
 #include "tensor/allocation.h"
 #include "tensor/delivery.h"
 #include "tensor/device.h"
+#include "tensor/part.h"
 #include "tensor/piece.h"
 
 /*
@@ -99,9 +100,11 @@ struct op_send {
 #define SEND_SIGNAL_OVER 1u     /* the value has left the table */
 #define SEND_SIGNAL_RELEASED 2u /* the last reference to the alias is gone */
 
-/* What only a receive from this worker itself or for a device needs. */
+/* What only a receive from this worker itself, for a device, or of a part for a box of its destination needs. */
 struct op_receive_rare {
     struct tl_op *op;
+    struct tl_tensor *whole;              /* the caller's destination, of which `box` is written; NULL: all of it is */
+    struct tl_box box;                    /* op->tensor shows it when it is in one piece, and is NULL otherwise */
     struct tl_receiver receiver;          /* when the peer is this worker */
     struct tl_closure answer_closure;     /* the table has answered on another thread */
     const struct tl_error *answer_status; /* the status that answer_closure carries; kept */
@@ -199,6 +202,10 @@ void op_call_init(struct op_call *call, struct tl_worker *worker, int64_t timeou
                   void (*start)(struct tl_closure *));
 /* Checks a key. Errors: TL_INVALID_ARGUMENT. */
 enum tl_status op_check_key(const char *key, struct tl_error *ret_error) TL_MUST_USE;
+/* Checks what a receive asks for. *ret_name is its key, or the name of the part of it, in the buffer. Errors: those of
+ * the call of tl_recv. */
+enum tl_status op_name(const char *key, const struct tl_part *part, char buffer[TL_MAX_KEY_BYTES + 1],
+                       const char **ret_name, struct tl_error *ret_error) TL_MUST_USE;
 /* Makes the call known by its id, and watches its deadline. Returns false when there is no memory for that. */
 bool op_call_register(struct op_call *call, bool is_group) TL_MUST_USE;
 void op_call_unregister(struct op_call *call);
@@ -254,6 +261,14 @@ bool tl_op_receive_finds_stream(const struct tl_op *op, struct tl_device *ret_de
 bool tl_op_receive_end(struct tl_op *op, const struct tl_error *error);
 
 /* operation_place.c */
+
+/* Makes the receive write a box of the caller's destination. Errors: TL_INVALID_ARGUMENT, TL_OUT_OF_RANGE: the box is
+ * not in the destination. TL_UNIMPLEMENTED: it is not in one piece, and on a device. TL_RESOURCE_EXHAUSTED. */
+enum tl_status op_place_in_box(struct tl_op *op, struct tl_tensor *destination, const struct tl_part *part,
+                               struct tl_error *ret_error) TL_MUST_USE;
+/* Returns what the completion carries of a value that has arrived: the value, or the destination of the caller whose
+ * box it is, which has it then. Takes the reference over. */
+struct tl_tensor *op_settle_in_box(struct tl_op *op, struct tl_tensor *value);
 
 /* Chooses the destination of a fetch (tl_fetch_ops.place). */
 enum tl_status op_fetch_place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,

@@ -75,6 +75,8 @@ static enum tl_status check_receives(struct tl_worker *worker, tl_peer_id peer,
                                      size_t *ret_keys_bytes, struct tl_error *ret_error)
 {
     struct tl_recv_item item;
+    char buffer[TL_MAX_KEY_BYTES + 1];
+    const char *name = NULL;
     call->peer = tl_peer_acquire(worker, peer);
     if (call->peer == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "no such peer to receive from");
     if (options == NULL) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "struct tl_recv_many_options is missing");
@@ -83,12 +85,12 @@ static enum tl_status check_receives(struct tl_worker *worker, tl_peer_id peer,
     if (status == TL_OK) status = check_recv_options(call, ret_error);
     for (size_t i = 0; status == TL_OK && i < call->count; i++) {
         status = read_recv_item(call, i, &item, ret_error);
-        if (status == TL_OK) status = op_check_key(item.key, ret_error);
+        if (status == TL_OK) status = op_name(item.key, item.part, buffer, &name, ret_error);
         if (status == TL_OK && item.priority > TL_MAX_PRIORITY)
             status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the priority of %.64s is %u; it is 0 to %d",
                                   item.key, item.priority, TL_MAX_PRIORITY);
         if (status != TL_OK) return name_item(i, status, ret_error);
-        *ret_keys_bytes += strlen(item.key) + 1;
+        *ret_keys_bytes += strlen(name) + 1;
     }
     return status;
 }
@@ -105,17 +107,22 @@ static enum tl_status init_receives(struct op_group *group, const struct receive
                                     struct tl_error *ret_error)
 {
     struct tl_recv_item item = {.key = NULL};
+    char buffer[TL_MAX_KEY_BYTES + 1];
+    const char *name = NULL;
     for (size_t i = 0; i < call->count; i++) {
         enum tl_status status = read_recv_item(call, i, &item, ret_error);
+        name = item.key;
+        if (status == TL_OK && item.part != NULL) status = op_name(item.key, item.part, buffer, &name, ret_error);
         struct tl_op *op = op_group_member(group, i);
         prefetch_destination(call, i + PREFETCHED_AHEAD);
         const struct tl_recv_options options = {.size_bytes = sizeof(options),
                                                 .destination = item.destination,
                                                 .wants_checksum = call->options.wants_checksum,
                                                 .may_map = call->options.may_map && item.destination == NULL,
-                                                .device = call->options.device};
+                                                .device = call->options.device,
+                                                .part = item.part};
         if (status == TL_OK)
-            status = tl_op_receive_init(op, call->peer, copy_key(&keys, item.key), item.step, &options, ret_error);
+            status = tl_op_receive_init(op, call->peer, copy_key(&keys, name), item.step, &options, ret_error);
         if (status != TL_OK) {
             (void)name_item(i, status, ret_error);
             while (i-- > 0)

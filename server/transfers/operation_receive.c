@@ -47,6 +47,21 @@ static const char *reason_of(const struct tl_op *op, enum tl_path path)
     }
 }
 
+/* Puts the part that is wanted in the place of the value of this worker. It is no view of a sent one, which is lent as
+ * a whole only. */
+static enum tl_status self_part(struct tl_op *op, struct tl_error *ret_error)
+{
+    struct tl_offer *offer = &op->receive.rare->offer;
+    if (!tl_part_is_name(op_key(op))) return TL_OK;
+    if (tl_tensor_is_on_device(offer->tensor))
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s lies on a device of this very worker; receive the whole",
+                            tl_part_key(op_key(op)));
+    const struct tl_part_costs costs = {.copies = offer->is_one_shot};
+    enum tl_status status = tl_part_take(op_key(op), &costs, &offer->tensor, ret_error);
+    if (status != TL_OK) tl_error_prefix(ret_error, "%s: ", tl_part_key(op_key(op)));
+    return status;
+}
+
 /* Puts the caller's destination, with a copy of the bytes, in the place of the value. */
 static enum tl_status self_copy(struct tl_op *op, struct tl_tensor **tensor, struct tl_error *ret_error)
 {
@@ -151,12 +166,14 @@ static void ask_on_link(struct tl_op *op, const struct tl_error *unused)
 static void arrive(struct tl_op *op, struct tl_tensor *tensor, uint64_t step, enum tl_path path, bool is_verified)
 {
     struct tl_fetch *fetch = &op->receive.request.fetch;
+    uint64_t bytes = tl_tensor_size_bytes(tensor);
     tl_fetch_fini(fetch);
     tl_tensor_put(op->tensor);
-    op->tensor = tensor;
+    op->tensor = op_settle_in_box(op, tensor);
     op->has_arrived = true;
     fetch->offer_step = step;
-    if (tl_tensor_size_bytes(tensor) == 0) path = TL_PATH_NONE;
+    fetch->received_bytes = bytes;
+    if (bytes == 0) path = TL_PATH_NONE;
     fetch->path = path;
     fetch->path_reason = reason_of(op, fetch->path);
     fetch->is_verified = is_verified;
@@ -228,9 +245,18 @@ static void take_offer(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
     struct tl_error error;
+    if (self_part(op, &error) != TL_OK) {
+        lose_offer(op, &error);
+        return;
+    }
     struct tl_tensor *tensor = op->receive.rare->offer.tensor;
     if (is_apart(op)) {
         tl_op_handle(op, OP_EVENT_APART, NULL);
+    } else if (op->tensor == NULL && op->receive.rare->whole != NULL &&
+               op_check_destination(op, tl_tensor_meta_data(tensor), &error) != TL_OK) {
+        lose_offer(op, &error);
+    } else if (op->tensor == NULL && op->receive.rare->offer.is_one_shot && tl_part_is_name(op_key(op))) {
+        arrive_from_self(op, tensor); /* a copy */
     } else if (op->tensor == NULL) {
         take_by_reference(op);
     } else if (self_copy(op, &tensor, &error) == TL_OK) {
@@ -456,7 +482,7 @@ static void self_deliver(struct tl_receiver *receiver, const struct tl_error *st
 static void self_receive(struct tl_op *op)
 {
     struct tl_receiver *receiver = &op->receive.rare->receiver;
-    receiver->key = op_key(op);
+    receiver->key = tl_part_is_name(op_key(op)) ? tl_part_key(op_key(op)) : op_key(op);
     receiver->step = op_step(op);
     receiver->subscription = 0;
     receiver->client = NULL;
@@ -534,7 +560,8 @@ static enum tl_status add_rare(struct tl_op *op, const struct tl_recv_options *o
     const struct tl_tensor *destination = options->destination;
     bool is_on_device =
         options->device.kind != TL_DEVICE_HOST || (destination != NULL && tl_tensor_is_on_device(destination));
-    if (!is_on_device && !tl_peer_is_self(op->receive.request.peer)) return TL_OK;
+    bool is_for_box = options->part != NULL && options->part->destination_start != NULL;
+    if (!is_on_device && !is_for_box && !tl_peer_is_self(op->receive.request.peer)) return TL_OK;
     struct op_receive_rare *rare = calloc(1, sizeof(*rare));
     if (rare == NULL)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a receive of %s", op_key(op));
@@ -564,8 +591,16 @@ enum tl_status tl_op_receive_init(struct tl_op *op, struct tl_peer *peer, const 
     op->state = OP_NEW;
     status = add_rare(op, options, ret_error);
     if (status != TL_OK) return status;
+    if (options->part != NULL && options->part->destination_start != NULL) {
+        status = op_place_in_box(op, options->destination, options->part, ret_error);
+    } else if (options->destination != NULL) {
+        op->tensor = tl_tensor_get(options->destination);
+    }
     tl_peer_retain(peer);
-    op->tensor = options->destination != NULL ? tl_tensor_get(options->destination) : NULL;
+    if (status != TL_OK) {
+        tl_op_receive_fini(op);
+        return status;
+    }
     request->fetch.wants_checksum = op_worker(op)->settings.checksum || options->wants_checksum;
     request->fetch.may_map = options->may_map;
     request->fetch.is_for_device = is_for_device(op);
@@ -579,6 +614,7 @@ void tl_op_receive_fini(struct tl_op *op)
     if (rare != NULL) {
         op_drop_allocation(rare);
         tl_device_fence_put(rare->fence);
+        tl_tensor_put(rare->whole);
         free(rare);
         op->receive.rare = NULL;
     }

@@ -10,6 +10,7 @@
 #include "server/transports/transport.h"
 #include "server/worker_internal.h"
 #include "tensor/device.h"
+#include "tensor/part.h"
 
 /* A request of a peer, from its arrival to the end of its serve, or to the table's answer if that comes later. Many may
  * wait, so that its size is bounded (tests/integration/waiting_size_test.c). */
@@ -72,16 +73,86 @@ static void decline(struct served *served, const struct tl_offer *offer)
     serve->ops->reply(serve, &error, NULL);
 }
 
+/* The memory of a part that is copied together, charged to its client until the last reference is put. */
+struct part_charge {
+    struct tl_serving *serving;
+    const struct tl_share_client *client;
+    struct tl_share *share; /* NULL: nothing is charged */
+    uint64_t bytes;
+};
+
+static enum tl_status charge(void *context, uint64_t bytes, struct tl_error *ret_error)
+{
+    struct part_charge *part = context;
+    struct tl_worker *worker = part->serving->worker;
+    part->bytes = bytes;
+    return tl_shares_take(worker->sources.pushed, part->client, bytes, &part->share, ret_error);
+}
+
+static void part_released(void *data, void *context)
+{
+    (void)data;
+    struct part_charge *part = context;
+    tl_shares_give(part->share, part->bytes);
+    free(part);
+}
+
+/* Has the charge given back with the last reference to the part. */
+static enum tl_status keep_charge(const struct part_charge *given, struct tl_tensor **tensor,
+                                  struct tl_error *ret_error)
+{
+    struct part_charge *part = malloc(sizeof(*part));
+    struct tl_tensor *alias;
+    enum tl_status status = TL_RESOURCE_EXHAUSTED;
+    if (part == NULL) return tl_error_set(ret_error, status, "no memory for a part");
+    *part = *given;
+    status = tl_tensor_create_alias(*tensor, part_released, part, &alias, ret_error);
+    if (status != TL_OK) {
+        free(part);
+        return status;
+    }
+    tl_tensor_put(*tensor);
+    *tensor = alias;
+    return TL_OK;
+}
+
+/* Puts a part in the place of the value. */
+static enum tl_status make_part(struct served *served, struct tl_tensor **tensor, struct tl_error *ret_error)
+{
+    struct part_charge part = {.serving = served->serving, .client = &served->serve->peer->client};
+    const struct tl_part_costs costs = {.charge = charge, .context = &part};
+    enum tl_status status = tl_part_take(served->serve->key, &costs, tensor, ret_error);
+    if (part.share == NULL) return status;
+    if (status == TL_OK) status = keep_charge(&part, tensor, ret_error);
+    if (status != TL_OK) tl_shares_give(part.share, part.bytes);
+    return status;
+}
+
+/* Puts the part that was asked for in the place of the value. Returns false when that failed and was answered; a value
+ * that was sent is then offered to others. */
+static bool take_part(struct served *served, struct tl_offer *offer)
+{
+    struct tl_serve *serve = served->serve;
+    struct tl_error error;
+    if (!tl_part_is_name(serve->key) || make_part(served, &offer->tensor, &error) == TL_OK) return true;
+    tl_error_prefix(&error, "%s: ", tl_part_key(serve->key));
+    tl_tensor_put(offer->tensor);
+    if (offer->is_one_shot) settle(served->serving, &serve->id, TL_SERVE_CANCELLED);
+    serve->ops->reply(serve, &error, NULL);
+    return false;
+}
+
 static void answer(struct served *served, const struct tl_error *status, struct tl_offer *offer)
 {
     served->is_answered = true;
     served->serve->is_final = true;
     served->serve->order = served->receiver.order;
+    if (served->serving->wants_copies && status->code == TL_OK) take_copy(offer);
+    if (status->code == TL_OK && !take_part(served, offer)) return;
     if (status->code == TL_OK && !served->serve->takes_devices && is_on_device(offer->tensor)) {
         decline(served, offer);
         return;
     }
-    if (served->serving->wants_copies && status->code == TL_OK) take_copy(offer);
     served->is_reserved = status->code == TL_OK && offer->is_one_shot;
     served->serve->ops->reply(served->serve, status, offer);
 }
@@ -165,6 +236,13 @@ static void request(void *context, struct tl_serve *serve)
         serve->ops->reply(serve, &error, NULL);
         return;
     }
+    const char *key = tl_part_is_name(serve->key) ? tl_part_key(serve->key) : serve->key;
+    if (key == NULL) {
+        tl_error_set(&error, TL_INVALID_ARGUMENT, "%s names no part of a tensor", serve->key);
+        serve->is_final = true;
+        serve->ops->reply(serve, &error, NULL);
+        return;
+    }
     struct served *served = tl_spares_get(&serving->spares, sizeof(*served));
     if (served == NULL) {
         tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%s has no memory for the request", worker->self.name);
@@ -176,7 +254,7 @@ static void request(void *context, struct tl_serve *serve)
     /* The peer may have made the request again on another link, where it waits: then the one that was made last counts,
      * whichever of the two asks again last. */
     served->receiver = (struct tl_receiver){.id = serve->id,
-                                            .key = serve->key,
+                                            .key = key,
                                             .step = serve->step,
                                             .subscription = serve->subscription,
                                             .client = &serve->peer->client,

@@ -20,6 +20,7 @@
 #include "server/peers/admission.h"
 #include "server/transfers/walk.h"
 #include "server/worker_internal.h"
+#include "tensor/part.h"
 
 static void expire_now(struct tl_worker *worker)
 {
@@ -144,6 +145,9 @@ static enum tl_status admit(void *context, const struct tl_identity *client, con
     struct tl_worker *worker = context;
     if (worker->closing.is_closing)
         return tl_error_set(ret_error, TL_UNAVAILABLE, "%s is shutting down", worker->self.name);
+    if (tl_part_is_name(push->key))
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "%.64s is no key: " TL_PART_PREFIX " names parts of tensors", push->key);
     enum tl_status status = check_version(worker, push, ret_error);
     if (status == TL_OK && is_own(worker, push->key))
         status = tl_permissions_check(worker->members.permissions, client, TL_ACTION_PUBLISH, ret_error);

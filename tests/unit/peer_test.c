@@ -213,8 +213,10 @@ static void setup(void)
     ck_assert_int_eq(tl_peers_create(&worker, &error), TL_OK);
     peer = worker.members.peers[0];
     link.is_up = true;
-    for (size_t i = 0; i < TL_ARRAY_COUNT(requests); i++)
+    for (size_t i = 0; i < TL_ARRAY_COUNT(requests); i++) {
         tl_peer_request_init(&requests[i], &request_ops);
+        requests[i].fetch.key = "w";
+    }
 }
 
 static void teardown(void)

@@ -116,7 +116,7 @@ static void print_results(void)
 #define LATER(type)                                                                                                    \
     struct {                                                                                                           \
         struct type first;                                                                                             \
-        uint64_t added[2];                                                                                             \
+        uint64_t added[3];                                                                                             \
     }
 
 static struct tl_worker *open_worker(void)
@@ -177,7 +177,7 @@ static void receive(struct tl_worker *worker, tl_peer_id peer, struct tl_cq *cq,
         tl_tensor_put(got[i].tensor);
     }
     options.first.size_bytes = sizeof(options);
-    options.added[1] = 1; /* behind the device, which the first version did not know */
+    options.added[2] = 1; /* behind the device and the part, which the first version did not know */
     EXPECT(tl_recv(worker, peer, "weights", 0, &options.first, TL_TIMEOUT_DEFAULT, cq, NULL, &op, &error) ==
            TL_UNIMPLEMENTED);
 }

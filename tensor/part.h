@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Parts of tensors: boxes and ranges of bytes, and their names.
+ *
+ * A part is a tensor: its owner makes it out of the value, and the transports see a tensor of that shape. A request
+ * asks for it by a name, which has the part in front of the key:
+ *
+ *     tensorlane.part/bSTART+SIZE,START+SIZE/KEY      a box, one pair for each dimension
+ *     tensorlane.part/rOFFSET+LENGTH,.../KEY          ranges of bytes, in any order
+ *
+ * The numbers are hexadecimal. A part that lies in one piece shows the memory of the value; any other is copied
+ * together.
+ */
+#ifndef TENSOR_PART_H
+#define TENSOR_PART_H
+
+#include <tensorlane/worker.h>
+
+#include "tensor/tensor.h"
+
+#define TL_PART_PREFIX "tensorlane.part/"
+
+/* A box of a tensor, with as many dimensions. */
+struct tl_box {
+    unsigned rank;
+    uint64_t start[TL_MAX_RANK];
+    uint64_t size[TL_MAX_RANK];
+};
+
+/* Whether a name asks for a part. */
+bool tl_part_is_name(const char *name);
+
+/* Writes the name of a part. Errors: TL_INVALID_ARGUMENT: the part is none, or its name has more than TL_MAX_KEY_BYTES
+ * bytes. */
+enum tl_status tl_part_name(const struct tl_part *part, const char *key, char ret_name[TL_MAX_KEY_BYTES + 1],
+                            struct tl_error *ret_error) TL_MUST_USE;
+
+/* Returns the key in the name of a part; NULL: it is no such name. */
+const char *tl_part_key(const char *name);
+
+/* What a part may cost. */
+struct tl_part_costs {
+    bool copies; /* it is never a view of the value */
+    /* Called before memory for a copy is taken; errors refuse the part. NULL: it may be copied. */
+    enum tl_status (*charge)(void *context, uint64_t bytes, struct tl_error *ret_error);
+    void *context;
+};
+
+/* Puts the part that the name says in the place of a value; a dead value stays.
+ * Errors, after which the value stays: TL_OUT_OF_RANGE: the part reaches beyond the value, or its rank is another one.
+ * TL_FAILED_PRECONDITION: strings, or a box that begins or ends within a byte. TL_UNIMPLEMENTED: it is not in one
+ * piece, and lies on a device. TL_DATA_LOSS: as tl_tensor_check. TL_RESOURCE_EXHAUSTED: no memory. Those of
+ * costs->charge.
+ */
+enum tl_status tl_part_take(const char *name, const struct tl_part_costs *costs, struct tl_tensor **value,
+                            struct tl_error *ret_error) TL_MUST_USE;
+
+/* Checks that the box lies in a value of this meta-data. Errors: as tl_part_take. */
+enum tl_status tl_box_check(const struct tl_box *box, const struct tl_meta_data *meta_data,
+                            struct tl_error *ret_error) TL_MUST_USE;
+/* Whether a box that was checked lies in one piece, and where that begins. */
+bool tl_box_is_dense(const struct tl_box *box, const struct tl_meta_data *meta_data, uint64_t *ret_offset_bytes);
+/* Fills the meta-data of the box itself. */
+void tl_box_meta_data(const struct tl_box *box, const struct tl_meta_data *meta_data,
+                      struct tl_meta_data *ret_meta_data);
+/* Copies a box that was checked out of the whole, whose meta-data it is, or into it. */
+void tl_box_gather(const struct tl_box *box, const struct tl_meta_data *meta_data, const void *whole, void *part);
+void tl_box_scatter(const struct tl_box *box, const struct tl_meta_data *meta_data, const void *part, void *whole);
+
+#endif

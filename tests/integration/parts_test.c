@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Receives of parts of tensors, over a link, within a host, and from the worker itself. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fakes/cluster.h"
+#include "fakes/run_suite.h"
+#include "control/internal.h"
+#include "server/worker_internal.h"
+
+#define ROWS 512
+#define COLUMNS 256
+#define ELEMENTS (ROWS * COLUMNS)
+
+static const char *const protocols[] = {"grpc", "grpc+local"};
+
+static struct cluster cluster;
+static struct tl_worker *asker, *owner;
+static tl_peer_id peer;
+static struct tl_cq *cq;
+static struct tl_error error;
+
+/* The third way is from the worker itself. */
+static void open_pair(int way)
+{
+    cluster_init(&cluster, 2, NULL);
+    cluster.protocol = protocols[way % 2];
+    cluster_open_all(&cluster);
+    owner = cluster.workers[0];
+    asker = way == 2 ? owner : cluster.workers[1];
+    peer = cluster_peer(asker, 0);
+    cq = cluster_cq();
+    if (way == 1) {
+        struct tl_tensor *tensor = cluster_tensor(8, 1);
+        cluster_publish(owner, "first", 1, tensor);
+        tl_tensor_put(tensor);
+        tl_tensor_put(cluster_recv_wait(asker, 0, "first", 1));
+        CLUSTER_UNTIL(strcmp(cluster_peer_info(asker, 0).transport, "local") == 0);
+    }
+}
+
+static void close_pair(void)
+{
+    cluster_close_all(&cluster);
+    tl_cq_destroy(cq);
+}
+
+/* A matrix in which each element says where it is. */
+static struct tl_tensor *matrix(void)
+{
+    const uint64_t dims[] = {ROWS, COLUMNS};
+    struct tl_tensor *tensor;
+    ck_assert_int_eq(tl_tensor_create(TL_U32, 2, dims, &tensor, &error), TL_OK);
+    uint32_t *elements = tl_tensor_data(tensor);
+    for (uint32_t i = 0; i < ELEMENTS; i++)
+        elements[i] = i;
+    return tensor;
+}
+
+static void publish_matrix(void)
+{
+    struct tl_tensor *tensor = matrix();
+    cluster_publish(owner, "m", 1, tensor);
+    tl_tensor_put(tensor);
+}
+
+static struct tl_part box(const uint64_t *start, const uint64_t *size)
+{
+    return (struct tl_part){.size_bytes = sizeof(struct tl_part), .rank = 2, .start = start, .size = size};
+}
+
+static enum tl_status receive(const struct tl_part *part, struct tl_tensor *destination,
+                              struct tl_completion *ret_completion)
+{
+    const struct tl_recv_options options = {
+        .size_bytes = sizeof(options), .destination = destination, .wants_checksum = true, .part = part};
+    return tl_recv_wait(asker, peer, "m", 0, &options, CLUSTER_LONG, ret_completion, &error);
+}
+
+static void expect_box(const struct tl_tensor *tensor, const uint64_t *start, const uint64_t *size)
+{
+    ck_assert_int_eq(tl_tensor_dtype(tensor), TL_U32);
+    ck_assert_uint_eq(tl_tensor_rank(tensor), 2);
+    const uint32_t *elements = tl_tensor_data(tensor);
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_uint_eq(tl_tensor_dims(tensor)[i], size[i]);
+    for (uint64_t row = 0; row < size[0]; row++)
+        for (uint64_t column = 0; column < size[1]; column++)
+            ck_assert_uint_eq(*elements++, (start[0] + row) * COLUMNS + start[1] + column);
+}
+
+static const uint64_t starts[][2] = {{128, 0}, {0, 64}, {3, 5}, {511, 255}, {0, 0}, {512, 0}};
+static const uint64_t sizes[][2] = {{128, COLUMNS}, {ROWS, 64}, {7, 9}, {1, 1}, {ROWS, COLUMNS}, {0, COLUMNS}};
+#define BOXES (sizeof(starts) / sizeof(starts[0]))
+
+START_TEST(boxes_arrive)
+{
+    open_pair(_i);
+    publish_matrix();
+    for (size_t i = 0; i < 2 * BOXES; i++) { /* the second time their meta-data is known */
+        struct tl_completion completion;
+        const struct tl_part part = box(starts[i % BOXES], sizes[i % BOXES]);
+        uint64_t before = cluster_stats(owner).bytes_sent;
+        ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
+        expect_box(completion.tensor, starts[i % BOXES], sizes[i % BOXES]);
+        uint64_t bytes = sizes[i % BOXES][0] * sizes[i % BOXES][1] * 4;
+        ck_assert_uint_eq(completion.bytes, bytes);
+        ck_assert_uint_eq(completion.step, 1);
+        ck_assert(completion.is_verified);
+        if (_i == 1 && bytes > 0) ck_assert_int_ne(completion.path, TL_PATH_GRPC);
+        if (_i != 2) ck_assert_uint_eq(cluster_stats(owner).bytes_sent - before, bytes); /* no other bytes travel */
+        tl_tensor_put(completion.tensor);
+    }
+    close_pair();
+}
+END_TEST
+
+START_TEST(into_a_destination)
+{
+    open_pair(_i);
+    publish_matrix();
+    for (size_t i = 0; i < BOXES; i++) {
+        struct tl_completion completion;
+        struct tl_tensor *destination;
+        const struct tl_part part = box(starts[i], sizes[i]);
+        ck_assert_int_eq(tl_tensor_create(TL_U32, 2, sizes[i], &destination, &error), TL_OK);
+        ck_assert_msg(receive(&part, destination, &completion) == TL_OK, "%s", error.message);
+        ck_assert_ptr_eq(completion.tensor, destination);
+        expect_box(destination, starts[i], sizes[i]);
+        tl_tensor_put(completion.tensor);
+        tl_tensor_put(destination);
+    }
+    struct tl_tensor *wrong = matrix();
+    struct tl_completion completion;
+    const struct tl_part part = box(starts[0], sizes[0]);
+    ck_assert_int_eq(receive(&part, wrong, &completion), TL_FAILED_PRECONDITION);
+    tl_tensor_put(wrong);
+    close_pair();
+}
+END_TEST
+
+/* A part is put into a box of the destination, whose other elements stay. */
+START_TEST(into_a_box_of_the_destination)
+{
+    static const uint64_t places[][2] = {{0, 0}, {128, 64}, {100, 17}, {0, 0}, {0, 0}, {4, 0}};
+    open_pair(_i);
+    publish_matrix();
+    for (size_t i = 0; i < BOXES; i++) {
+        const uint64_t dims[] = {640, COLUMNS + (i % 2) * 100};
+        struct tl_completion completion;
+        struct tl_tensor *destination;
+        struct tl_part part = box(starts[i], sizes[i]);
+        part.destination_start = places[i];
+        ck_assert_int_eq(tl_tensor_create(TL_U32, 2, dims, &destination, &error), TL_OK);
+        uint32_t *elements = tl_tensor_data(destination);
+        memset(elements, 0xee, tl_tensor_size_bytes(destination));
+        ck_assert_msg(receive(&part, destination, &completion) == TL_OK, "%s", error.message);
+        ck_assert_ptr_eq(completion.tensor, destination);
+        ck_assert_uint_eq(completion.bytes, sizes[i][0] * sizes[i][1] * 4);
+        for (uint64_t row = 0; row < dims[0]; row++) {
+            for (uint64_t column = 0; column < dims[1]; column++) {
+                uint64_t from_row = row - places[i][0], from_column = column - places[i][1];
+                bool is_inside = row >= places[i][0] && column >= places[i][1] && from_row < sizes[i][0] &&
+                                 from_column < sizes[i][1];
+                uint64_t expected =
+                    is_inside ? (starts[i][0] + from_row) * COLUMNS + starts[i][1] + from_column : 0xeeeeeeee;
+                ck_assert_uint_eq(elements[row * dims[1] + column], expected);
+            }
+        }
+        tl_tensor_put(completion.tensor);
+        tl_tensor_put(destination);
+    }
+    close_pair();
+}
+END_TEST
+
+START_TEST(ranges_arrive)
+{
+    const struct tl_byte_range ranges[] = {{.offset_bytes = 400000, .len_bytes = 4000}, {.len_bytes = 8}};
+    struct tl_part part = {.size_bytes = sizeof(part), .ranges = ranges, .range_count = 2};
+    struct tl_completion completion;
+    open_pair(_i);
+    publish_matrix();
+    ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
+    ck_assert_int_eq(tl_tensor_dtype(completion.tensor), TL_U8);
+    ck_assert_uint_eq(tl_tensor_size_bytes(completion.tensor), 4008);
+    const uint32_t *elements = tl_tensor_data(completion.tensor);
+    ck_assert_uint_eq(elements[0], 100000);
+    ck_assert_uint_eq(elements[999], 100999);
+    ck_assert_uint_eq(elements[1000], 0);
+    ck_assert_uint_eq(elements[1001], 1);
+    tl_tensor_put(completion.tensor);
+    part.range_count = 1;
+    ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
+    ck_assert_uint_eq(completion.bytes, 4000);
+    tl_tensor_put(completion.tensor);
+    close_pair();
+}
+END_TEST
+
+START_TEST(many_at_once)
+{
+    enum { COUNT = 64 };
+    uint64_t start[COUNT][2], size[COUNT][2];
+    struct tl_part parts[COUNT];
+    struct tl_recv_item items[COUNT];
+    struct tl_completion completions[COUNT];
+    struct tl_tensor *destination = matrix();
+    open_pair(_i);
+    publish_matrix();
+    memset(tl_tensor_data(destination), 0, tl_tensor_size_bytes(destination));
+    for (size_t i = 0; i < COUNT; i++) { /* tiles of 64 rows and 32 columns, each to its place */
+        start[i][0] = i / 8 * 64;
+        start[i][1] = i % 8 * 32;
+        size[i][0] = 64;
+        size[i][1] = 32;
+        parts[i] = box(start[i], size[i]);
+        parts[i].destination_start = start[i];
+        items[i] = (struct tl_recv_item){.key = "m", .destination = destination, .part = &parts[i]};
+    }
+    const struct tl_recv_many_options options = {.size_bytes = sizeof(options), .item_bytes = sizeof(items[0])};
+    ck_assert_msg(tl_recv_many_wait(asker, peer, items, COUNT, &options, CLUSTER_LONG, completions, &error) == TL_OK,
+                  "%s", error.message);
+    for (size_t i = 0; i < COUNT; i++) {
+        ck_assert_ptr_eq(completions[i].tensor, destination);
+        tl_tensor_put(completions[i].tensor);
+    }
+    const uint32_t *elements = tl_tensor_data(destination);
+    for (uint32_t i = 0; i < ELEMENTS; i++)
+        ck_assert_uint_eq(elements[i], i);
+    tl_tensor_put(destination);
+    items[1].part = &(struct tl_part){.size_bytes = sizeof(struct tl_part)};
+    ck_assert_int_eq(tl_recv_many_wait(asker, peer, items, 2, &options, CLUSTER_LONG, completions, &error),
+                     TL_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(error.message, "item 1: "));
+    close_pair();
+}
+END_TEST
+
+/* A sent value is over when a part of it has arrived, and offered to others when there is no such part. */
+START_TEST(of_a_sent_value)
+{
+    struct tl_completion completion;
+    struct tl_tensor *tensor = matrix();
+    const uint64_t beyond[] = {500, 0};
+    struct tl_part part = box(beyond, sizes[0]);
+    open_pair(_i);
+    cluster_send(owner, "m", 0, tensor, cq);
+    ck_assert_int_eq(receive(&part, NULL, &completion), TL_OUT_OF_RANGE);
+    ck_assert(cluster_is_quiet(cq));
+    part = box(starts[2], sizes[2]);
+    ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
+    expect_box(completion.tensor, starts[2], sizes[2]);
+    (void)cluster_expect(cq, TL_OK);
+    tl_tensor_put(completion.tensor);
+    cluster_send(owner, "m", 0, tensor, cq);
+    part = box(starts[0], sizes[0]);
+    ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
+    expect_box(completion.tensor, starts[0], sizes[0]);
+    tl_tensor_put(completion.tensor);
+    (void)cluster_expect(cq, TL_OK);
+    tl_tensor_put(tensor);
+    close_pair();
+}
+END_TEST
+
+START_TEST(what_is_refused)
+{
+    const uint64_t beyond[][2] = {{500, 0}, {0, 200}, {UINT64_MAX, 0}}, size[] = {64, 64};
+    struct tl_completion completion;
+    struct tl_tensor *destination = matrix(), *dead;
+    struct tl_part part;
+    open_pair(_i);
+    publish_matrix();
+    for (size_t i = 0; i < 3; i++) {
+        part = box(beyond[i], size);
+        ck_assert_int_eq(receive(&part, NULL, &completion), TL_OUT_OF_RANGE);
+        ck_assert_msg(strstr(error.message, "m: the box has") != NULL, "%s", error.message);
+        part = box(starts[2], size);
+        part.destination_start = beyond[i];
+        ck_assert_int_eq(receive(&part, destination, &completion), TL_OUT_OF_RANGE);
+    }
+    ck_assert_int_eq(receive(&part, NULL, &completion), TL_INVALID_ARGUMENT);
+    part.rank = 1;
+    part.destination_start = NULL;
+    ck_assert_int_eq(receive(&part, NULL, &completion), TL_OUT_OF_RANGE);
+    part.size_bytes = 8;
+    ck_assert_int_eq(receive(&part, NULL, &completion), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(tl_publish(owner, "tensorlane.part/b/m", 1, destination, &error), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(tl_tensor_create_dead(&dead, &error), TL_OK);
+    cluster_publish(owner, "m", 2, dead);
+    part = box(starts[2], sizes[2]);
+    ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
+    ck_assert(tl_tensor_is_dead(completion.tensor));
+    tl_tensor_put(completion.tensor);
+    tl_tensor_put(dead);
+    tl_tensor_put(destination);
+    close_pair();
+}
+END_TEST
+
+/* Rows of a value that may be mapped are mapped. */
+START_TEST(rows_are_mapped)
+{
+    const uint64_t dims[] = {ROWS, COLUMNS};
+    struct tl_tensor *tensor;
+    struct tl_completion completion;
+    const struct tl_part part = box(starts[0], sizes[0]);
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .may_map = true, .part = &part};
+    open_pair(1);
+    ck_assert_int_eq(tl_tensor_create_shared(TL_U32, 2, dims, &tensor, &error), TL_OK);
+    uint32_t *elements = tl_tensor_data(tensor);
+    for (uint32_t i = 0; i < ELEMENTS; i++)
+        elements[i] = i;
+    cluster_publish(owner, "m", 1, tensor);
+    ck_assert_msg(tl_recv_wait(asker, peer, "m", 0, &options, CLUSTER_LONG, &completion, &error) == TL_OK, "%s",
+                  error.message);
+    ck_assert_msg(completion.path == TL_PATH_MAPPED, "%s", completion.path_reason);
+    expect_box(completion.tensor, starts[0], sizes[0]);
+    tl_tensor_put(completion.tensor);
+    tl_tensor_put(tensor);
+    close_pair();
+}
+END_TEST
+
+/* Parts that are copied together are memory of their owner, which a client may have only so much of. */
+START_TEST(copies_are_charged)
+{
+    struct tl_completion completion;
+    cluster_init(&cluster, 2, "\"limits\": {\"held\": \"256KiB\"}");
+    cluster_open_all(&cluster);
+    owner = cluster.workers[0];
+    asker = cluster.workers[1];
+    peer = cluster_peer(asker, 0);
+    publish_matrix();
+    const uint64_t columns[] = {ROWS, COLUMNS / 2}, fewer[] = {ROWS, COLUMNS / 8}, from[] = {0, 0};
+    struct tl_part part = box(from, columns);
+    ck_assert_int_eq(receive(&part, NULL, &completion), TL_RESOURCE_EXHAUSTED);
+    ck_assert_msg(strstr(error.message, "limits.held") != NULL, "%s", error.message);
+    part = box(from, fewer);
+    for (unsigned i = 0; i < 20; i++) { /* what was charged is given back */
+        ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
+        tl_tensor_put(completion.tensor);
+        CLUSTER_UNTIL(tl_shares_used(owner->sources.pushed) == 0);
+    }
+    part = box(from, sizes[0]); /* a view costs nothing */
+    ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
+    tl_tensor_put(completion.tensor);
+    cluster_close_all(&cluster);
+}
+END_TEST
+
+START_TEST(a_peer_of_an_older_version_is_not_asked)
+{
+    struct tl_completion completion;
+    const struct tl_part part = box(starts[0], sizes[0]);
+    cluster_init(&cluster, 2, NULL);
+    cluster_open_all(&cluster);
+    owner = cluster.workers[0];
+    asker = cluster.workers[1];
+    peer = cluster_peer(asker, 0);
+    owner->control->options.self.serves_parts = false;
+    ck_assert_int_eq(receive(&part, NULL, &completion), TL_UNIMPLEMENTED);
+    ck_assert_msg(strstr(error.message, "the whole of m") != NULL, "%s", error.message);
+    cluster_close_all(&cluster);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("parts");
+    TCase *tcase = tcase_create("parts");
+    tcase_add_loop_test(tcase, boxes_arrive, 0, 3);
+    tcase_add_loop_test(tcase, into_a_destination, 0, 3);
+    tcase_add_loop_test(tcase, into_a_box_of_the_destination, 0, 3);
+    tcase_add_loop_test(tcase, ranges_arrive, 0, 3);
+    tcase_add_loop_test(tcase, many_at_once, 0, 3);
+    tcase_add_loop_test(tcase, of_a_sent_value, 0, 3);
+    tcase_add_loop_test(tcase, what_is_refused, 0, 3);
+    tcase_add_test(tcase, rows_are_mapped);
+    tcase_add_test(tcase, copies_are_charged);
+    tcase_add_test(tcase, a_peer_of_an_older_version_is_not_asked);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
