@@ -99,23 +99,13 @@ static void finish_group(struct py_result *result)
     result->value = result->op->results;
 }
 
-/* The last completion of a subscription has no tensor and no step. That of a value with step 0 which could not be
- * received looks the same: it ends the subscription too. */
-static bool is_subscription_over(struct py_core *core, struct py_op *op, const struct tl_completion *completion)
-{
-    if (completion->status.code == TL_OK || completion->step != 0) return false;
-    op->is_ending = true;
-    return core->is_closing || tl_cancel(core->worker, op->id) != TL_OK;
-}
-
 bool py_op_take(struct py_core *core, struct tl_completion *completion, struct py_result *ret_result)
 {
     struct py_op *op = completion->user_data;
-    bool was_ending = op->is_ending, is_subscription = completion->kind == TL_OP_SUBSCRIBE;
     bool is_member = op->results != NULL && (completion->kind == TL_OP_RECV || completion->kind == TL_OP_SEND);
     *ret_result = (struct py_result){.op = op, .is_over = !is_member};
-    if (is_subscription) ret_result->is_over = is_subscription_over(core, op, completion);
-    if (op->token == Py_None || was_ending) { /* nothing waits for it */
+    if (completion->kind == TL_OP_SUBSCRIBE) ret_result->is_over = completion->is_last;
+    if (op->token == Py_None) { /* nothing waits for it */
         tl_tensor_put(completion->tensor);
         if (ret_result->is_over) py_op_free(op);
         return false;

@@ -96,9 +96,9 @@ static PyObject *queue_fileno(PyObject *self, PyObject *unused)
 /* Appends (token, value, error, is_over) to the list, and frees the result. */
 static int append(PyObject *list, struct py_result *result)
 {
-    PyObject *entry = Py_BuildValue("(OOOO)", result->op->token, result->value != NULL ? result->value : Py_None,
-                                    result->error != NULL ? result->error : Py_None,
-                                    result->op->is_ending || result->is_over ? Py_True : Py_False);
+    PyObject *entry =
+        Py_BuildValue("(OOOO)", result->op->token, result->value != NULL ? result->value : Py_None,
+                      result->error != NULL ? result->error : Py_None, result->is_over ? Py_True : Py_False);
     py_result_free(result);
     int failed = entry == NULL || PyList_Append(list, entry) != 0;
     Py_XDECREF(entry);

@@ -43,7 +43,6 @@ struct py_op {
     PyObject *peer, *key;       /* for errors; NULL: none */
     PyObject *results;          /* a list with a result for each of many; NULL: there is one */
     tl_op_id id;
-    bool is_ending; /* a subscription that has told of its end */
 };
 
 /* What an operation has brought. */

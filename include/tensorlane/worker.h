@@ -200,7 +200,8 @@ struct tl_completion {
     uint64_t failed_count;      /* ... and members that had failed, those that were cancelled too */
     struct tl_listing *listing; /* what a list or a stat has found: the caller's, tl_listing_destroy; NULL: nothing */
     uint64_t removed_count;     /* for a remove: how many tensors are no longer published there */
-    uint64_t reserved[2];       /* zero; fields of later versions, so that the size of the struct never changes */
+    bool is_last;               /* it ends a subscription: no completion of that follows */
+    uint64_t reserved[1];       /* zero; fields of later versions, so that the size of the struct never changes */
 };
 
 /* Creates a completion queue. Errors: TL_RESOURCE_EXHAUSTED. Ownership: until tl_cq_destroy. */
@@ -326,11 +327,11 @@ struct tl_subscribe_options {
  * goes on with later steps; a sent value that does not fit is then offered to others. Steps that are aborted or ended
  * at the peer are left out. A peer that cannot be reached is no error: what it has under the key comes when it is back.
  * When it has restarted, its values are new ones, whatever their steps. A subscription ends with tl_cancel, with close,
- * or when it cannot go on, and then has one last completion, without tensor and step, whose status is not TL_OK:
- * TL_CANCELLED; TL_UNIMPLEMENTED: the peer is of an older version; TL_RESOURCE_EXHAUSTED: the peer lets no more of this
- * worker's receivers wait (limits.waiting; a subscription counts as count + 1), or there is no memory; TL_UNAVAILABLE:
- * "rdma": "require" leaves no way to the peer. Values that arrive meanwhile come before it. TL_TIMEOUT_DEFAULT does not
- * apply.
+ * or when it cannot go on, and then has one last completion (is_last), without tensor and step, whose status is not
+ * TL_OK: TL_CANCELLED; TL_UNIMPLEMENTED: the peer is of an older version; TL_RESOURCE_EXHAUSTED: the peer lets no more
+ * of this worker's receivers wait (limits.waiting; a subscription counts as count + 1), or there is no memory;
+ * TL_UNAVAILABLE: "rdma": "require" leaves no way to the peer. Values that arrive meanwhile come before it.
+ * TL_TIMEOUT_DEFAULT does not apply.
  * Errors of the call: TL_INVALID_ARGUMENT: the key, no options, size_bytes, count, or a destination that is NULL,
  * read-only, on a device, or unlike the first. TL_UNIMPLEMENTED: an option that this version does not know.
  * TL_NOT_FOUND: no such peer. TL_RESOURCE_EXHAUSTED: no memory. TL_FAILED_PRECONDITION: cq drives another worker

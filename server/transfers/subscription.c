@@ -30,6 +30,7 @@ static void take_last(struct tl_cq_item *item, struct tl_completion *ret_complet
 {
     struct tl_subscription *subscription = TL_CONTAINER_OF(item, struct tl_subscription, last);
     subscription_fill(ret_completion, subscription->id, subscription->user_data, subscription->error);
+    ret_completion->is_last = true;
     ret_completion->duration_ns = tl_clock_now_ns() - subscription->submitted_ns;
     tl_error_drop(subscription->error);
     free(subscription);

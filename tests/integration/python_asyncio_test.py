@@ -3,6 +3,7 @@
 """The awaitable calls of the Python package: event loops wait for the completion queue's descriptor."""
 import asyncio
 import gc
+import select
 import threading
 import unittest
 
@@ -195,6 +196,27 @@ class Subscriptions(WorkersCase):
                 self.owner.publish("weights", numpy.full(4, 2), step=2)
                 value = await subscription.__anext__()
                 self.assertEqual((value.step, into[0][0]), (2, 2))
+
+        self.run_async(main())
+
+    def test_a_value_of_step_0_that_does_not_fit(self):
+        """It ends nothing: the next value comes, and the end of the subscription after it."""
+        async def main():
+            into = [numpy.zeros(4, numpy.int64)]
+            async with self.asker.subscribe(self.peer, "weights", into=into) as subscription:
+                self.owner.publish("weights", numpy.zeros(3), step=0)
+                with self.assertRaises(tensorlane.FailedPrecondition):
+                    await subscription.__anext__()
+                self.owner.publish("weights", numpy.full(4, 1), step=1)
+                self.assertEqual((await subscription.__anext__()).step, 1)
+                self.owner.publish("others", numpy.zeros(3), step=0)
+                other = self.asker.subscribe(self.peer, "others", into=into)
+                queue = self.asker._queues[asyncio.get_running_loop()]
+                self.assertTrue(select.select([queue], [], [], python_support.PATIENCE)[0])
+                self.asker.remove_peer(self.peer)
+                for error in (tensorlane.FailedPrecondition, tensorlane.Cancelled, StopAsyncIteration):
+                    with self.assertRaises(error):
+                        await other.__anext__()
 
         self.run_async(main())
 
