@@ -31,18 +31,31 @@ static bool queue_sweep(struct py_core *core, struct py_queue *queue)
     return queue->ops == NULL;
 }
 
-/* Destroys lost queues on which nothing is open any more. */
+/* Keeps a queue on which something is open. Python code may have closed the worker since that was seen. */
+static void keep_lost(struct py_core *core, struct py_queue *queue)
+{
+    if (core->worker == NULL) {
+        queue_destroy(queue);
+        return;
+    }
+    queue->next = core->lost;
+    core->lost = queue;
+}
+
+/* Destroys lost queues on which nothing is open any more. What is dropped may run any code, also this: so a queue is in
+ * no list meanwhile. */
 static void sweep_lost(struct py_core *core)
 {
-    struct py_queue **link = &core->lost;
-    while (*link != NULL) {
-        struct py_queue *queue = *link;
-        if (!queue_sweep(core, queue)) {
-            link = &queue->next;
-            continue;
+    struct py_queue *unswept = core->lost;
+    core->lost = NULL;
+    while (unswept != NULL) {
+        struct py_queue *queue = unswept;
+        unswept = queue->next;
+        if (queue_sweep(core, queue)) {
+            queue_destroy(queue);
+        } else {
+            keep_lost(core, queue);
         }
-        *link = queue->next;
-        queue_destroy(queue);
     }
 }
 
@@ -69,13 +82,13 @@ struct py_queue *py_queue_take(struct py_core *core)
 static void queue_lose(struct py_core *core, struct py_queue *queue)
 {
     for (struct py_op *op = queue->ops; op != NULL; op = op->next) {
-        Py_XDECREF(op->token);
+        PyObject *token = op->token;
         Py_INCREF(Py_None);
         op->token = Py_None;
+        Py_XDECREF(token);
         if (!core->is_closing) (void)!tl_cancel(core->worker, op->id);
     }
-    queue->next = core->lost;
-    core->lost = queue;
+    keep_lost(core, queue);
 }
 
 void py_queue_give(struct py_core *core, struct py_queue *queue)

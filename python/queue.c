@@ -113,9 +113,14 @@ static PyObject *queue_drain(PyObject *self, PyObject *unused)
     struct py_result result;
     PyObject *list = PyList_New(0);
     if (list == NULL || py_module_is_forked(of->core->module)) return list;
-    size_t count = tl_cq_poll(of->queue->cq, completions, sizeof(completions) / sizeof(completions[0]));
-    for (size_t i = 0; i < count; i++)
-        if (py_op_take(of->core, &completions[i], &result) && append(list, &result) != 0) PyErr_WriteUnraisable(self);
+    size_t count;
+    do { /* once more when the worker is closed, since nothing waits for the descriptor any more */
+        count = tl_cq_poll(of->queue->cq, completions, sizeof(completions) / sizeof(completions[0]));
+        for (size_t i = 0; i < count; i++) {
+            if (py_op_take(of->core, &completions[i], &result) && append(list, &result) != 0)
+                PyErr_WriteUnraisable(self);
+        }
+    } while (count > 0 && of->core->worker == NULL);
     py_releases_run(of->core->module->releases);
     return list;
 }
@@ -123,7 +128,8 @@ static PyObject *queue_drain(PyObject *self, PyObject *unused)
 static PyMethodDef methods[] = {
     {"fileno", queue_fileno, METH_NOARGS, "Returns a descriptor that is readable while results are there."},
     {"drain", queue_drain, METH_NOARGS,
-     "Returns results that are there, 64 at most: (token, value, error, is_over) for each."},
+     "Returns results that are there, of 64 completions at most, or of all when the worker is closed: (token, value, "
+     "error, is_over) for each."},
     {NULL, NULL, 0, NULL},
 };
 

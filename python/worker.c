@@ -122,12 +122,14 @@ static PyObject *worker_open(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Returns whether the worker is closed, which it is not while another thread closes it. */
 static PyObject *worker_close(PyObject *self, PyObject *args)
 {
     int64_t timeout_ns;
     if (!PyArg_ParseTuple(args, "O&:_close", py_convert_timeout, &timeout_ns)) return NULL;
-    if (worker_of(self)->core != NULL) py_core_close(worker_of(self)->core, timeout_ns);
-    Py_RETURN_NONE;
+    struct py_core *core = worker_of(self)->core;
+    if (core != NULL) py_core_close(core, timeout_ns);
+    return PyBool_FromLong(core == NULL || core->worker == NULL);
 }
 
 static PyObject *worker_create_queue(PyObject *self, PyObject *unused)

@@ -39,7 +39,7 @@ static bool find_peer(PyObject *self, PyObject *name, tl_peer_id *ret_peer)
         return true;
     }
     const char *text = PyErr_Occurred() ? NULL : py_text(name, "peer");
-    if (text == NULL) return false;
+    if (text == NULL || !py_core_check(worker->core)) return false;
     if (tl_worker_find_peer(worker->core->worker, text, ret_peer, &error) != TL_OK) {
         py_raise(worker->module, &error, name, NULL);
         return false;
@@ -83,11 +83,12 @@ PyObject *py_worker_remove_peer(PyObject *self, PyObject *peer_object)
     tl_peer_id peer;
     struct tl_error error;
     struct py_core *core = py_worker_core(self);
-    if (core == NULL || !py_worker_peer(self, peer_object, &peer)) return NULL;
+    if (core == NULL || !py_worker_peer(self, peer_object, &peer) || !py_core_check(core)) return NULL;
     PyDict_Clear(worker_of(self)->peers); /* a name may stand for another peer later */
     PyThreadState *thread = leave_python(core);
     enum tl_status status = tl_worker_remove_peer(core->worker, peer, &error);
     enter_python(core, thread);
+    PyDict_Clear(worker_of(self)->peers); /* with names that were looked up meanwhile */
     if (status != TL_OK) return py_raise(core->module, &error, peer_object, NULL);
     Py_RETURN_NONE;
 }
@@ -169,15 +170,16 @@ static tl_peer_id *read_peers(PyObject *self, PyObject *object, size_t *ret_coun
 static enum tl_status wait_in_steps(struct py_core *core, const tl_peer_id *peers, size_t count, size_t min_count,
                                     int64_t timeout_ns, struct tl_error *ret_error)
 {
-    for (;;) {
+    while (py_core_check(core)) {
         int64_t step_ns = timeout_ns < WAIT_NS ? timeout_ns : WAIT_NS;
         PyThreadState *thread = leave_python(core);
         enum tl_status status = tl_worker_wait_for_peers(core->worker, peers, count, min_count, step_ns, ret_error);
         enter_python(core, thread);
         if (timeout_ns != TL_TIMEOUT_NONE) timeout_ns -= step_ns;
         if (status != TL_DEADLINE_EXCEEDED || timeout_ns <= 0) return status;
-        if (PyErr_CheckSignals() != 0 || !py_core_check(core)) return TL_CANCELLED;
+        if (PyErr_CheckSignals() != 0) break;
     }
+    return TL_CANCELLED;
 }
 
 PyObject *py_worker_wait_for_peers(PyObject *self, PyObject *args, PyObject *kwargs)

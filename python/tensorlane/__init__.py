@@ -79,9 +79,14 @@ class Subscription:
 
     async def __anext__(self):
         stream = self._stream
+        if stream.waiter is not None:
+            raise RuntimeError("another task waits for this subscription")
         while not stream.results and not stream.is_over and not self._is_closed:
             stream.waiter = asyncio.get_running_loop().create_future()
-            await stream.waiter
+            try:
+                await stream.waiter
+            finally:
+                stream.waiter = None
         if self._is_closed or not stream.results:
             raise StopAsyncIteration
         value, error = stream.results.popleft()
@@ -149,7 +154,8 @@ class Worker(_tensorlane.Worker):
     # ------------------------------------------------------------------------------------------------- life cycle --
 
     def close(self, timeout=None):
-        self._close(timeout)
+        if not self._close(timeout):  # another thread closes it, and ends what is awaited
+            return
         _open_workers.discard(self)
         queues, self._queues = self._queues, {}
         for loop, queue in queues.items():
@@ -185,8 +191,9 @@ class Worker(_tensorlane.Worker):
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
         if queue is None:
-            for other in [other for other in self._queues if other.is_closed()]:
-                del self._queues[other]
+            for other in list(self._queues):
+                if other.is_closed():
+                    self._queues.pop(other, None)
             queue = self._create_queue()
             loop.add_reader(queue.fileno(), _drain, queue)
             self._queues[loop] = queue

@@ -153,7 +153,7 @@ class Subscription:
     Each value lends one of the subscription's buffers, which is used again when nothing refers to the value any more,
     its arrays included. A value that cannot be received raises its error, and the next one may be asked for; the end of
     the subscription raises its error once, and then StopAsyncIteration. It belongs to the event loop that it was made
-    in.
+    in, and to one task: RuntimeError is raised where another one waits for a value.
     """
     def __aiter__(self) -> Subscription: ...
     async def __anext__(self) -> Tensor: ...

@@ -93,12 +93,12 @@ class Awaitables(WorkersCase):
     def test_close(self):
         """Both in the loop's thread and in another one it ends what is awaited."""
         async def main(close):
-            tasks = [asyncio.ensure_future(self.asker.recv(self.peer, "none", timeout=600)) for _ in range(3)]
+            tasks = [asyncio.ensure_future(self.asker.recv(self.peer, "none", timeout=600)) for _ in range(200)]
+            tasks.append(asyncio.ensure_future(self.asker.recv_many(self.peer, ["none"] * 100, timeout=600)))
             await asyncio.sleep(0)
             await close()
-            for task in tasks:
-                with self.assertRaises(tensorlane.Cancelled):
-                    await task
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
+            self.assertEqual({type(error) for error in errors}, {tensorlane.Cancelled})
             with self.assertRaises(tensorlane.FailedPrecondition):
                 await self.asker.recv(self.peer, "none")
 
@@ -108,10 +108,18 @@ class Awaitables(WorkersCase):
         async def close_elsewhere():
             await asyncio.get_running_loop().run_in_executor(None, self.asker.close)
 
-        self.run_async(main(close_here))
-        self.asker = self.open()
-        self.peer = self.asker.add_peer(self.owner.address)
-        self.run_async(main(close_elsewhere))
+        async def leave():
+            async with self.asker:
+                pass
+
+        async def close_twice():
+            await asyncio.gather(close_elsewhere(), close_elsewhere(), close_here())
+
+        for close in (close_here, close_elsewhere, leave, close_twice):
+            with self.subTest(close.__name__):
+                self.run_async(main(close))
+            self.asker = self.open()
+            self.peer = self.asker.add_peer(self.owner.address)
 
     def test_async_with(self):
         async def main():
@@ -217,6 +225,23 @@ class Subscriptions(WorkersCase):
                 for error in (tensorlane.FailedPrecondition, tensorlane.Cancelled, StopAsyncIteration):
                     with self.assertRaises(error):
                         await other.__anext__()
+
+        self.run_async(main())
+
+    def test_two_tasks(self):
+        """The second is refused while the first waits, and the first gets its value."""
+        async def main():
+            async with self.asker.subscribe(self.peer, "weights") as subscription:
+                waiting = asyncio.ensure_future(subscription.__anext__())
+                await asyncio.sleep(0)
+                with self.assertRaisesRegex(RuntimeError, "another task"):
+                    await subscription.__anext__()
+                self.owner.publish("weights", b"1", step=1)
+                self.assertEqual((await waiting).step, 1)
+                with self.assertRaises(asyncio.TimeoutError):
+                    await asyncio.wait_for(subscription.__anext__(), 0.01)
+                self.owner.publish("weights", b"2", step=2)
+                self.assertEqual((await subscription.__anext__()).step, 2)
 
         self.run_async(main())
 
