@@ -91,6 +91,15 @@ static int describe_buffer(Py_buffer *view, const struct tl_tensor *tensor, bool
     return 0;
 }
 
+/* Returns whether elements in row-major order are in column-major order too. */
+static bool is_column_major(const struct tl_tensor *tensor)
+{
+    unsigned long_dims = 0;
+    for (unsigned i = 0; i < tl_tensor_rank(tensor); i++)
+        if (tl_tensor_dims(tensor)[i] > 1) long_dims++;
+    return long_dims <= 1 || tl_tensor_element_count(tensor) == 0;
+}
+
 static int tensor_get_buffer(PyObject *self, Py_buffer *view, int flags)
 {
     const struct tl_tensor *tensor = tensor_of(self)->tensor;
@@ -99,6 +108,8 @@ static int tensor_get_buffer(PyObject *self, Py_buffer *view, int flags)
     view->obj = NULL;
     if (format == NULL && (flags & PyBUF_FORMAT)) problem = "the buffer protocol has no elements like these";
     if (is_read_only && (flags & PyBUF_WRITABLE)) problem = "it is read-only";
+    if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS && format != NULL && !is_column_major(tensor))
+        problem = "its order is row-major";
     if (tl_tensor_device(tensor).kind != TL_DEVICE_HOST) problem = "it is not in the memory of the host";
     if (tl_tensor_is_dead(tensor)) problem = "it is dead";
     if (tl_tensor_dtype(tensor) == TL_STRING) problem = "its strings are given by strings()";

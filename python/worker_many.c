@@ -76,6 +76,13 @@ static bool receives_read(struct py_module *module, struct receives *receives)
 
 /* ---------------------------------------------------------------------------------------------------- beginning -- */
 
+/* The library knows no group time-out as 0; one of 0 seconds is the least. */
+static int64_t group_timeout_of(int64_t timeout_ns)
+{
+    if (timeout_ns == TL_TIMEOUT_DEFAULT) return 0;
+    return timeout_ns > 0 ? timeout_ns : 1;
+}
+
 /* Begins all on a queue; NULL with an exception. */
 static struct py_op *begin(PyObject *self, struct py_core *core, struct py_queue *queue, PyObject *token,
                            struct receives *receives)
@@ -100,7 +107,7 @@ static struct py_op *begin(PyObject *self, struct py_core *core, struct py_queue
         .size_bytes = sizeof(options),
         .item_bytes = sizeof(receives->items[0]),
         .min_count = receives->min_count,
-        .group_timeout_ns = receives->group_timeout_ns == TL_TIMEOUT_DEFAULT ? 0 : receives->group_timeout_ns,
+        .group_timeout_ns = group_timeout_of(receives->group_timeout_ns),
         .wants_checksum = receives->wants_checksum,
     };
     if (tl_recv_many(core->worker, peer, receives->items, receives->count, &options, receives->timeout_ns, queue->cq,

@@ -123,7 +123,8 @@ def wrap(tensor: TensorLike) -> Tensor:
 def copy(tensor: TensorLike, to: typing.Optional[TensorLike] = None) -> Tensor:
     """Copies all elements into a tensor with the same dtype and shape on any device, or into a new one; returns that.
 
-    Raises InvalidArgument: dtype or shape differ, or they share memory. Unimplemented: STRING.
+    Raises InvalidArgument: dtype or shape differ, they share memory, or STRING without `to`. Unimplemented: STRING into
+    another tensor.
     """
 
 class PeerInfo(typing.NamedTuple):
@@ -275,7 +276,8 @@ class Worker:
         state: a module of torch, or a mapping of names to tensors. Names that share all of their memory, such as tied
         weights, are published once. copies: published are copies, so that the model may go on changing; otherwise it
         must not change until it is published again or withdrawn.
-        Raises what publish and wrap raise. Unimplemented: a DTensor. A name goes into a key after the prefix.
+        Raises what publish and wrap raise; what was published before that stays until it is published again or
+        withdrawn. Unimplemented: a DTensor. A name goes into a key after the prefix.
         """
     def withdraw_state_dict(self, prefix: str = "model") -> None:
         """Ends the publication of all tensors under the prefix. Raises NotFound: there is none."""

@@ -145,6 +145,23 @@ class Out(unittest.TestCase):
         self.assertEqual(copy.tobytes(), b"fixed")
         self.assertFalse(numpy.shares_memory(copy, numpy.asarray(fixed)))
 
+    def test_orders_of_buffers(self):
+        """Column-major order is refused where it is another one, and any order has that of the tensor."""
+        writable, c_order, f_order, any_order = 0x1, 0x38, 0x58, 0x98
+        get, release = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
+        view = ctypes.create_string_buffer(256)
+        for shape, flags, is_there in (((2, 3), c_order, True), ((2, 3), any_order, True), ((2, 3), f_order, False),
+                                       ((2, 3), f_order | writable, False), ((1, 3, 1), f_order, True),
+                                       ((), f_order, True), ((2, 0, 3), f_order, True)):
+            with self.subTest(shape=shape, flags=flags):
+                tensor = ctypes.py_object(tensorlane.empty(shape))
+                if is_there:
+                    get(tensor, view, flags)
+                    release(view)
+                else:
+                    with self.assertRaisesRegex(BufferError, "row-major"):
+                        get(tensor, view, flags)
+
     def test_devices(self):
         for device in ((8, 0), (99, 0)):
             with self.assertRaises(BufferError):

@@ -104,6 +104,8 @@ class Calls(WorkersCase):
         self.assertEqual((bytes(there), type(absent)), (b"1", tensorlane.Cancelled))
         there, absent = self.asker.recv_many_wait(self.peer, ["there", "absent"], min_count=1, group_timeout=60)
         self.assertEqual(bytes(there), b"1")
+        with self.assertRaises(tensorlane.DeadlineExceeded):
+            self.asker.recv_many_wait(self.peer, ["absent"], timeout=600, group_timeout=0)
 
     def test_steps(self):
         self.owner.abort_step(5, "the batch is bad")
