@@ -232,16 +232,31 @@ class Worker(_tensorlane.Worker):
 
     def publish_state_dict(self, state, step=0, *, prefix="model", copies=False):
         items = _state_dict.prepare(state, prefix, copies)
+        published = self._state_keys.setdefault(prefix, set())
         for key, tensor in items:
             self.publish(key, tensor, step)
-        keys = {key for key, _ in items}
-        for key in self._state_keys.get(prefix, keys) - keys:
-            self.withdraw(key)
-        self._state_keys[prefix] = keys
+            published.add(key)
+        gone = published - {key for key, _ in items}
+        self._withdraw_all(gone)
+        published -= gone
 
     def withdraw_state_dict(self, prefix="model"):
-        for key in self._state_keys.pop(prefix, (prefix,)):
-            self.withdraw(key)
+        keys = self._state_keys.get(prefix, set()) - {prefix}
+        count = self._withdraw_all([prefix, *keys])  # the index first: it names no tensor that has gone
+        self._state_keys.pop(prefix, None)
+        if count == 0:
+            raise NotFound(f"no state dict is published under {prefix}", key=prefix)
+
+    def _withdraw_all(self, keys):
+        """Returns how many of them were published."""
+        count = 0
+        for key in keys:
+            try:
+                self.withdraw(key)
+            except NotFound:
+                continue
+            count += 1
+        return count
 
     async def pull_state_dict(self, peer, step=0, *, into=None, prefix="model", timeout=None, progress=None):
         calls, result = _state_dict.pull(peer, into, step, prefix, timeout, progress), None

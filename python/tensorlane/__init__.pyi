@@ -248,7 +248,7 @@ class Worker:
 
         keys: of each its key, or (key, step). into: for each its destination or None.
         min_count: it is enough when so many have come, and the others are cancelled; 0: all. group_timeout: after so
-        many seconds it is over, whatever has come.
+        many seconds it is over, whatever has come; None: no limit.
         Returns a Tensor for each key, in the order of the keys, or the Error of one that was not needed. Raises the
         error of the member that failed first when fewer than min_count have come; its `results` has what each has come
         to.
@@ -290,8 +290,9 @@ class Worker:
         into: a module of torch or a mapping, whose tensors are written; names, dtypes and shapes are checked before.
         When the peer publishes a later step meanwhile, that is received instead; after an error the contents are
         undefined. timeout: of each of the calls that it consists of. progress: is called with the bytes that have come
-        and all bytes, after each 64 MiB.
-        Raises InvalidArgument: the names differ. FailedPrecondition: a dtype or shape differs. What recv raises.
+        and all bytes, after each 64 MiB; without into once, at the end.
+        Raises InvalidArgument: the names differ. FailedPrecondition: a dtype or shape differs, or names of `into` share
+        memory that do not at the peer. What recv raises.
         """
     def pull_state_dict_wait(self, peer: Peer, step: int = 0, *, into: typing.Any = None, prefix: str = "model",
                              timeout: typing.Optional[float] = None,

@@ -53,6 +53,21 @@ def _check(index, into):
              for name, of in index.items() if (of["dtype"], tuple(of["shape"])) != (into[name].dtype, into[name].shape)]
     if wrong:
         raise FailedPrecondition("at the peer " + "; ".join(wrong))
+    shared = [f"{name} and {other}" for name, other in _overlaps(into) if index[name]["key"] != index[other]["key"]]
+    if shared:
+        raise FailedPrecondition("names that share memory are apart at the peer: " + "; ".join(shared))
+
+
+def _overlaps(tensors):
+    """Yields pairs of names that share memory, for each name one with which it does."""
+    spans = sorted((tensor.__dlpack_device__(), tensor._address, tensor.nbytes, name)
+                   for name, tensor in tensors.items() if tensor.nbytes)
+    last_device, last_end, last_name = None, 0, None  # of all that came before, what reaches farthest
+    for device, address, size, name in spans:
+        if device == last_device and address < last_end:
+            yield last_name, name
+        if device != last_device or address + size > last_end:
+            last_device, last_end, last_name = device, address + size, name
 
 
 def _groups(sizes, group_bytes):

@@ -84,6 +84,31 @@ class StateDicts(WorkersCase):
         with self.assertRaises(tensorlane.Unimplemented):
             self.owner.publish_state_dict({"sharded": types.SimpleNamespace(placements=[])})
 
+    def test_memory_that_is_shared_only_here(self):
+        self.owner.publish_state_dict({"one": numpy.ones(8), "two": numpy.zeros(8), "none": numpy.zeros(0)})
+        whole = numpy.full(12, 5.0)
+        for into in ({"one": whole[:8], "two": whole[:8]}, {"one": whole[:8], "two": whole[4:]}):
+            with self.assertRaisesRegex(tensorlane.FailedPrecondition, "one and two|two and one"):
+                self.asker.pull_state_dict_wait(self.peer, into={**into, "none": whole[:0]})
+        numpy.testing.assert_array_equal(whole, numpy.full(12, 5.0))
+        whole = numpy.full(16, 5.0)
+        self.asker.pull_state_dict_wait(self.peer, into={"one": whole[:8], "two": whole[8:], "none": whole[:0]})
+        numpy.testing.assert_array_equal(whole, numpy.repeat((1.0, 0.0), 8))
+
+    def test_a_publication_that_fails(self):
+        """What it has published can be withdrawn, and so it can when a key has gone already."""
+        with self.assertRaises(tensorlane.InvalidArgument):
+            self.owner.publish_state_dict({"one": numpy.ones(8), "n" * 600: numpy.ones(8), "two": numpy.ones(8)})
+        self.assertEqual(self.owner.counters()["published_tensors"], 1)
+        self.owner.withdraw_state_dict()
+        self.assertEqual(self.owner.counters()["published_tensors"], 0)
+        self.owner.publish_state_dict(model_of(1))
+        self.owner.withdraw("model/layer.bias")
+        self.owner.withdraw_state_dict()
+        self.assertEqual(self.owner.counters()["published_tensors"], 0)
+        with self.assertRaises(tensorlane.NotFound):
+            self.owner.withdraw_state_dict()
+
     def test_copies(self):
         model = model_of(1)
         self.owner.publish_state_dict(model, copies=True)
