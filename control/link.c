@@ -46,6 +46,7 @@ static void flush(struct tl_closure *closure)
         fetch->ops->done(fetch, &error);
     }
     link_send_frames(link);
+    if (link->state == LINK_UP || link->state == LINK_DRAINING) link_read_on(link); /* nothing may be left to send */
     link_maybe_drained(link);
 }
 
@@ -547,7 +548,7 @@ void link_handshake_done(struct tl_link *link, const Tensorlane__V1__Hello *hell
     if (link->peer.source == TL_IDENTITY_NONE) link->peer.source = TL_IDENTITY_CLAIMED;
     link->peer.incarnation = hello->incarnation;
     /* What a worker of another trust domain calls itself may be the name of one of ours. */
-    bool is_foreign_worker = link->peer.is_foreign && hello->name[0] != '\0';
+    bool is_foreign_worker = link->peer.is_foreign && (link->is_ours || hello->name[0] != '\0');
     snprintf(link->peer.name, sizeof(link->peer.name), "%s", is_foreign_worker ? link->peer.certified : hello->name);
     snprintf(link->peer.host_name, sizeof(link->peer.host_name), "%s", hello->host_name);
     link->peer.process_id = hello->process_id;

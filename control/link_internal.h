@@ -71,7 +71,8 @@ struct link_answers {
     uint64_t ready_bytes;                   /* left to send of the ready ones that refer to their values */
     uint64_t unbegun_bytes;                 /* left to send of all that are ready */
     size_t unsent_count;  /* serves that are over as soon as enough was sent: ready, active, staging, leaving, failed */
-    size_t staging_count; /* those of them that wait for a device */
+    size_t staging_count; /* those of them that wait for a device, and those that */
+    size_t fenced_count;  /* ... wait for a stream of one */
     uint64_t unsent_left; /* how many of them may be: taken from control->unsent */
     struct tl_share *unsent_share;   /* invalid while unsent_left is 0 */
     struct link_status *last_status; /* status of the serve that has failed last; NULL: none waits */

@@ -32,7 +32,7 @@ struct tl_shares *tl_link_create_key_shares(void)
 void link_keys_offer(struct tl_link *link)
 {
     struct tl_kept_keys *keys = &link->keys.kept;
-    if (link->is_ours || link->peer.name[0] != '\0') {
+    if (link->is_ours || (link->peer.name[0] != '\0' && !link->peer.is_foreign)) {
         keys->limit = TL_MAX_KEY_NUMBERS;
     } else if (tl_shares_take(link->control->client_keys, &link->peer.client, CLIENT_KEYS, &link->keys.share, NULL) ==
                TL_OK) {

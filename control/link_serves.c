@@ -54,9 +54,11 @@ void link_serve_set_state(struct link_serve *entry, enum serve_state state)
     if (is_ready(entry) && sending->offer.tensor != NULL) link->answers.ready_bytes -= sending->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count--;
     if (entry->state == SERVE_STAGING) link->answers.staging_count--;
+    if (entry->state == SERVE_FENCED) link->answers.fenced_count--;
     entry->state = state;
     if (is_active(entry->state)) link->answers.active_bytes[entry->priority] += link_serve_bytes_left(entry);
     if (entry->state == SERVE_STAGING) link->answers.staging_count++;
+    if (entry->state == SERVE_FENCED) link->answers.fenced_count++;
     if (is_ready(entry)) link->answers.unbegun_bytes += sending->ready_bytes;
     if (is_ready(entry) && sending->offer.tensor != NULL) link->answers.ready_bytes += sending->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count++;
@@ -211,11 +213,13 @@ static bool resume(struct link_serve *entry, const Tensorlane__V1__Request *requ
     return true;
 }
 
-/* The peer chooses the numbers, and must not be able to make them collide. Numbers that follow each other, as most do,
- * have chains that do: eight are in one cache line. */
-static uint32_t hash_of(const struct tl_link *link, uint64_t number)
+/* The peer chooses the numbers, and must not be able to make them collide. The highest bits of the product depend on
+ * all bits of the number; they are the lowest of the hash, which choose the chain. Numbers that follow each other, as
+ * most do, have chains that do: eight are in one cache line. */
+uint32_t link_serve_hash(const struct tl_link *link, uint64_t number)
 {
-    return (uint32_t)(((number >> 3) * link->answers.factor) >> 32) << 3 | (uint32_t)(number & 7);
+    uint32_t highest = (uint32_t)(((number >> 3) * link->answers.factor) >> 32);
+    return __builtin_bswap32(highest) << 3 | (uint32_t)(number & 7);
 }
 
 static struct link_serve *serve_create(struct tl_link *link, const Tensorlane__V1__Request *request,
@@ -236,7 +240,7 @@ static struct link_serve *serve_create(struct tl_link *link, const Tensorlane__V
                                      .takes_devices = true};
     tl_list_init(&entry->place);
     if (resume(entry, request) &&
-        tl_hash_table_add(&link->answers.serves, &entry->hash, hash_of(link, request->number)))
+        tl_hash_table_add(&link->answers.serves, &entry->hash, link_serve_hash(link, request->number)))
         return entry;
     free(entry->sending);
     free(entry);
@@ -245,7 +249,7 @@ static struct link_serve *serve_create(struct tl_link *link, const Tensorlane__V
 
 static struct link_serve *serve_find(struct tl_link *link, uint64_t number)
 {
-    struct tl_hash_link *found = tl_hash_table_find(&link->answers.serves, hash_of(link, number));
+    struct tl_hash_link *found = tl_hash_table_find(&link->answers.serves, link_serve_hash(link, number));
     for (; found != NULL; found = tl_hash_table_another(found)) {
         struct link_serve *entry = TL_CONTAINER_OF(found, struct link_serve, hash);
         if (entry->serve.id.number == number) return entry;

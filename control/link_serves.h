@@ -65,6 +65,8 @@ struct link_key {
 };
 
 /* A request of the peer; request->key is not looked at. */
+/* The hash by which a serve is found by its number. */
+uint32_t link_serve_hash(const struct tl_link *link, uint64_t number);
 void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *request, const struct link_key *key);
 void link_serve_cancel(struct tl_link *link, uint64_t number);
 void link_serve_received(struct tl_link *link, uint64_t number);

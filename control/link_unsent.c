@@ -39,7 +39,7 @@ static uint64_t step_of(const struct tl_link *link)
 static bool is_busy(const struct tl_link *link)
 {
     const struct link_answers *answers = &link->answers;
-    if (answers->unsent_count < BUSY_UNSENT || answers->staging_count > 0) return false;
+    if (answers->unsent_count < BUSY_UNSENT || answers->staging_count + answers->fenced_count > 0) return false;
     return tl_list_is_empty(&answers->failures) && answers->unbegun_bytes + link_active_bytes(link, 0) < BUSY_BYTES;
 }
 

@@ -15,7 +15,8 @@
 #include "grpc/reflection/v1/reflection.pb-c.h"
 
 /* Longest pattern in Withdraw and List. */
-#define TL_MAX_PATTERN_BYTES TL_MAX_KEY_BYTES
+/* A key, each of its bytes behind a backslash. */
+#define TL_MAX_PATTERN_BYTES (2 * TL_MAX_KEY_BYTES)
 /* Longest service name in a health check, and longest name in reflection. */
 #define TL_MAX_SYMBOL_BYTES 512
 

@@ -172,8 +172,8 @@ const char *tl_part_key(const char *name)
 static bool add_pair(char *name, size_t *length, uint64_t first, uint64_t second)
 {
     size_t left = TL_MAX_KEY_BYTES + 1 - *length;
-    int written = snprintf(name + *length, left, "%s%" PRIx64 "+%" PRIx64,
-                           name[*length - 1] == 'b' || name[*length - 1] == 'r' ? "" : ",", first, second);
+    int written =
+        snprintf(name + *length, left, "%s%" PRIx64 "+%" PRIx64, *length == PREFIX_BYTES + 1 ? "" : ",", first, second);
     *length += written > 0 ? (size_t)written : 0;
     return written > 0 && (size_t)written < left;
 }

@@ -27,7 +27,8 @@ static const struct tl_error out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .me
 uint32_t conn_key_limit(const struct tl_conn *conn)
 {
     uint32_t key_count = conn->engine->options.key_count;
-    return conn->peer.name[0] != '\0' ? key_count : (uint32_t)tl_min_u64(key_count, CLIENT_KEYS);
+    bool is_task = conn->peer.name[0] != '\0' && !conn->peer.is_foreign;
+    return is_task ? key_count : (uint32_t)tl_min_u64(key_count, CLIENT_KEYS);
 }
 
 void conn_keys_agree(struct tl_conn *conn, uint32_t key_count)

@@ -176,8 +176,11 @@ enum tl_status tl_target_identify(struct tl_target *target, struct tl_error *ret
     struct tl_description description = {0};
     char name[TL_MAX_NAME_BYTES];
     enum tl_status status = tl_client_identify(&call, &description, NULL, ret_error);
-    /* Only a worker with certificates refuses this; its own has shown that it is the one that was meant. */
-    if (status == TL_PERMISSION_DENIED) return TL_OK;
+    /* A worker with certificates may refuse this; its own has shown that it is the one that was meant. */
+    if (status == TL_PERMISSION_DENIED && call.secure != NULL) {
+        if (ret_error != NULL) ret_error->code = TL_OK;
+        return TL_OK;
+    }
     if (status != TL_OK) {
         if (status == TL_UNIMPLEMENTED && ret_error)
             tl_error_prefix(ret_error,

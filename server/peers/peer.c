@@ -206,7 +206,8 @@ void tl_peer_fetch_on_link(struct tl_peer *peer, struct tl_peer_request *request
 {
     struct tl_link *link = peer->links.link;
     request->fetch.is_rerouted = false;
-    if (link != NULL && tl_link_is_up(link)) {
+    bool is_understood = link != NULL && (!tl_part_is_name(request->fetch.key) || tl_link_peer(link)->serves_parts);
+    if (is_understood && tl_link_is_up(link)) {
         send_on_link(link, request, reason);
     } else {
         tl_peer_fetch(peer, request);

@@ -56,7 +56,9 @@ static enum tl_status self_part(struct tl_op *op, struct tl_error *ret_error)
     if (tl_tensor_is_on_device(offer->tensor))
         return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s lies on a device of this very worker; receive the whole",
                             tl_part_key(op_key(op)));
-    const struct tl_part_costs costs = {.copies = offer->is_one_shot};
+    /* What is put into a box of the destination later is not read from a file then. */
+    bool is_put_later = op->tensor == NULL && op->receive.rare->whole != NULL;
+    const struct tl_part_costs costs = {.copies = offer->is_one_shot || is_put_later};
     enum tl_status status = tl_part_take(op_key(op), &costs, &offer->tensor, ret_error);
     if (status != TL_OK) tl_error_prefix(ret_error, "%s: ", tl_part_key(op_key(op)));
     return status;
@@ -255,7 +257,8 @@ static void take_offer(struct tl_op *op, const struct tl_error *unused)
     } else if (op->tensor == NULL && op->receive.rare->whole != NULL &&
                op_check_destination(op, tl_tensor_meta_data(tensor), &error) != TL_OK) {
         lose_offer(op, &error);
-    } else if (op->tensor == NULL && op->receive.rare->offer.is_one_shot && tl_part_is_name(op_key(op))) {
+    } else if (op->tensor == NULL && op->receive.rare->offer.is_one_shot && tl_part_is_name(op_key(op)) &&
+               !tl_tensor_is_dead(tensor)) {
         arrive_from_self(op, tensor); /* a copy */
     } else if (op->tensor == NULL) {
         take_by_reference(op);

@@ -116,10 +116,19 @@ static enum tl_status keep_charge(const struct part_charge *given, struct tl_ten
     return TL_OK;
 }
 
+/* Returns the client that a part is charged to: the address, since one host may open many links, or else the link. */
+static struct tl_share_client client_of(const struct tl_identity *peer)
+{
+    static const struct tl_share_client unknown;
+    struct tl_share_client client = tl_share_client_of(peer->address);
+    return memcmp(&client, &unknown, sizeof(client)) != 0 ? client : peer->client;
+}
+
 /* Puts a part in the place of the value. */
 static enum tl_status make_part(struct served *served, struct tl_tensor **tensor, struct tl_error *ret_error)
 {
-    struct part_charge part = {.serving = served->serving, .client = &served->serve->peer->client};
+    const struct tl_share_client client = client_of(served->serve->peer);
+    struct part_charge part = {.serving = served->serving, .client = &client};
     const struct tl_part_costs costs = {.charge = charge, .context = &part};
     enum tl_status status = tl_part_take(served->serve->key, &costs, tensor, ret_error);
     if (part.share == NULL) return status;
@@ -176,13 +185,21 @@ static void answer_came(struct tl_closure *closure)
     tl_spares_put(&served->serving->spares, served);
 }
 
+/* Whether the value may be offered to the next receiver. Each of many would have that call nested in its own, so that
+ * it is done later. */
+static bool may_go_back(const struct served *served, const struct tl_offer *offer)
+{
+    return offer->tensor != NULL && offer->is_one_shot &&
+           (tl_part_is_name(served->serve->key) || (!served->serve->takes_devices && is_on_device(offer->tensor)));
+}
+
 static void deliver(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer)
 {
     struct served *served = TL_CONTAINER_OF(receiver, struct served, receiver);
     const struct tl_executor *executor = served->serving->executor;
     struct tl_offer given = {.tensor = NULL};
     if (status->code == TL_OK) given = *offer;
-    if (tl_executor_is_here(executor)) {
+    if (tl_executor_is_here(executor) && !may_go_back(served, &given)) {
         answer(served, status, &given);
         return;
     }

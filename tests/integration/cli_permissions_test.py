@@ -78,7 +78,8 @@ class Permissions(cli_support.Case):
         self.assert_run(0, "cert", "issue", "--name", "ben", "-o", self.folder / "certs")
         pushed = [self.other, "--prefix", "more/"]
         self.assert_run(0, *self.at_ps("push", "ann", *pushed, flag="--to"))
-        self.assert_run(0, "push", *pushed, *self.at_address("ann"))
+        pushed_again = self.assert_run(0, "push", "--json", *pushed, *self.at_address("ann")).stdout
+        self.assertNotIn("error", json.loads(pushed_again))
         for where in (lambda command, *rest: self.at_ps(command, "worker-0", *rest),
                       lambda command, *rest: [command, *rest, *self.at_address("worker-0")]):
             out = self.folder / "out.safetensors"

@@ -91,8 +91,8 @@ static void expect_box(const struct tl_tensor *tensor, const uint64_t *start, co
             ck_assert_uint_eq(*elements++, (start[0] + row) * COLUMNS + start[1] + column);
 }
 
-static const uint64_t starts[][2] = {{128, 0}, {0, 64}, {3, 5}, {511, 255}, {0, 0}, {512, 0}};
-static const uint64_t sizes[][2] = {{128, COLUMNS}, {ROWS, 64}, {7, 9}, {1, 1}, {ROWS, COLUMNS}, {0, COLUMNS}};
+static const uint64_t starts[][2] = {{128, 0}, {0, 64}, {3, 5}, {511, 255}, {0, 0}, {512, 0}, {0, 5}};
+static const uint64_t sizes[][2] = {{128, COLUMNS}, {ROWS, 64}, {7, 9}, {1, 1}, {ROWS, COLUMNS}, {0, COLUMNS}, {27, 3}};
 #define BOXES (sizeof(starts) / sizeof(starts[0]))
 
 START_TEST(boxes_arrive)
@@ -144,7 +144,7 @@ END_TEST
 /* A part is put into a box of the destination, whose other elements stay. */
 START_TEST(into_a_box_of_the_destination)
 {
-    static const uint64_t places[][2] = {{0, 0}, {128, 64}, {100, 17}, {0, 0}, {0, 0}, {4, 0}};
+    static const uint64_t places[][2] = {{0, 0}, {128, 64}, {100, 17}, {0, 0}, {0, 0}, {4, 0}, {9, 4}};
     open_pair(_i);
     publish_matrix();
     for (size_t i = 0; i < BOXES; i++) {
@@ -266,6 +266,55 @@ START_TEST(of_a_sent_value)
 }
 END_TEST
 
+/* A sent value goes from one receiver to the next, however many there are, until it has the part that one wants. */
+START_TEST(of_a_sent_value_that_many_cannot_use)
+{
+    enum { COUNT = 20000 };
+    const uint64_t beyond[] = {500, 0};
+    const struct tl_part wrong = box(beyond, sizes[0]), right = box(starts[2], sizes[2]);
+    struct tl_recv_item *items = calloc(COUNT, sizeof(*items));
+    struct tl_completion completion;
+    struct tl_tensor *tensor = matrix();
+    open_pair(_i);
+    for (size_t i = 0; i < COUNT; i++)
+        items[i] = (struct tl_recv_item){.key = "m", .part = &wrong};
+    const struct tl_recv_many_options options = {.size_bytes = sizeof(options), .item_bytes = sizeof(items[0])};
+    ck_assert_int_eq(tl_recv_many(asker, peer, items, COUNT, &options, CLUSTER_LONG, cq, NULL, NULL, &error), TL_OK);
+    CLUSTER_UNTIL(cluster_stats(owner).waiting_receivers == COUNT);
+    struct tl_cq *sent = cluster_cq();
+    cluster_send(owner, "m", 0, tensor, sent);
+    for (size_t i = 0; i < COUNT; i++)
+        (void)cluster_expect(cq, TL_OUT_OF_RANGE);
+    completion = cluster_expect(cq, TL_OUT_OF_RANGE);
+    ck_assert_uint_eq(completion.failed_count, COUNT);
+    ck_assert_msg(receive(&right, NULL, &completion) == TL_OK, "%s", error.message);
+    expect_box(completion.tensor, starts[2], sizes[2]);
+    (void)cluster_expect(sent, TL_OK);
+    tl_tensor_put(completion.tensor);
+    tl_tensor_put(tensor);
+    free(items);
+    close_pair();
+    tl_cq_destroy(sent);
+}
+END_TEST
+
+/* The program may keep a dead value when it closes the worker. */
+START_TEST(of_a_dead_value_of_its_own)
+{
+    struct tl_completion completion;
+    struct tl_tensor *dead;
+    const struct tl_part part = box(starts[2], sizes[2]);
+    open_pair(2);
+    ck_assert_int_eq(tl_tensor_create_dead(&dead, &error), TL_OK);
+    cluster_send(owner, "m", 0, dead, cq);
+    ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
+    ck_assert(tl_tensor_is_dead(completion.tensor));
+    tl_tensor_put(dead);
+    close_pair();
+    tl_tensor_put(completion.tensor);
+}
+END_TEST
+
 START_TEST(what_is_refused)
 {
     const uint64_t beyond[][2] = {{500, 0}, {0, 200}, {UINT64_MAX, 0}}, size[] = {64, 64};
@@ -378,6 +427,8 @@ int main(void)
     tcase_add_loop_test(tcase, ranges_arrive, 0, 3);
     tcase_add_loop_test(tcase, many_at_once, 0, 3);
     tcase_add_loop_test(tcase, of_a_sent_value, 0, 3);
+    tcase_add_loop_test(tcase, of_a_sent_value_that_many_cannot_use, 0, 2);
+    tcase_add_test(tcase, of_a_dead_value_of_its_own);
     tcase_add_loop_test(tcase, what_is_refused, 0, 3);
     tcase_add_test(tcase, rows_are_mapped);
     tcase_add_test(tcase, copies_are_charged);

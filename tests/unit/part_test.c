@@ -39,6 +39,9 @@ START_TEST(names_are_read_back)
     const uint64_t start[] = {0, 255, UINT64_MAX}, size[] = {16, 1, 0};
     const struct tl_part box = {.size_bytes = sizeof(box), .rank = 3, .start = start, .size = size};
     ck_assert_str_eq(name_of(&box, "a/b"), "tensorlane.part/b0+10,ff+1,ffffffffffffffff+0/a/b");
+    const uint64_t hex_b[] = {0, 0x1b, 0xb};
+    const struct tl_part other = {.size_bytes = sizeof(other), .rank = 3, .start = hex_b, .size = hex_b};
+    ck_assert_str_eq(name_of(&other, "k"), "tensorlane.part/b0+0,1b+1b,b+b/k");
     ck_assert_str_eq(tl_part_key(name_of(&box, "a/b")), "a/b");
     ck_assert(tl_part_is_name(name_of(&box, "k")));
     const struct tl_byte_range range[] = {{.offset_bytes = 1, .len_bytes = 2}};
