@@ -351,7 +351,8 @@ static enum tl_status take_ranges(const char *text, const struct tl_part_costs *
     unsigned char *to = tl_tensor_data(part);
     const unsigned char *from = tl_tensor_data(*value);
     while (*text != '/' && read_pair(&text, &first, &length)) {
-        if (length > 0) memcpy(to, from + first, length);
+        if (length == 0) continue; /* there may be no memory at all */
+        memcpy(to, from + first, length);
         to += length;
     }
     replace(value, part);

@@ -14,6 +14,14 @@
 #define PREFETCHED_KEYS 32
 #define CACHE_LINE_BYTES 64
 
+/* Brings the two cache lines of an object. NULL is accepted. */
+static void prefetch_object(const void *object)
+{
+    if (object == NULL) return;
+    __builtin_prefetch(object);
+    __builtin_prefetch((const char *)object + CACHE_LINE_BYTES);
+}
+
 static void prefetch_names(const struct tl_rendezvous *table, const struct tl_key_text *keys, size_t count,
                            uint32_t *ret_hashes, struct tl_hash_link **ret_first)
 {
@@ -23,8 +31,7 @@ static void prefetch_names(const struct tl_rendezvous *table, const struct tl_ke
     }
     for (size_t i = 0; i < count; i++) {
         ret_first[i] = tl_hash_table_chain(&table->names, ret_hashes[i]);
-        __builtin_prefetch(ret_first[i]);
-        __builtin_prefetch((const char *)ret_first[i] + CACHE_LINE_BYTES);
+        prefetch_object(ret_first[i]);
     }
 }
 
@@ -37,8 +44,7 @@ static void prefetch(const struct tl_rendezvous *table, const struct tl_key_text
     for (size_t i = 0; i < count; i++) {
         const struct tl_hash_link *link = tl_hash_skip(names[i], hashes[i]);
         publications[i] = link != NULL ? TL_CONTAINER_OF(link, struct tl_table_name, hash)->publication : NULL;
-        __builtin_prefetch(publications[i]);
-        __builtin_prefetch((const char *)publications[i] + CACHE_LINE_BYTES);
+        prefetch_object(publications[i]);
     }
     for (size_t i = 0; i < count; i++)
         if (publications[i] != NULL) tl_tensor_prefetch(publications[i]->tensor);
