@@ -170,14 +170,14 @@ END_TEST
 
 START_TEST(patterns_are_checked)
 {
-    unsigned char request[600];
+    unsigned char request[1100];
     memset(request, 'k', sizeof(request));
-    memcpy(request, "\x0a\x81\x04", 3);
+    memcpy(request, "\x0a\x81\x08", 3);
     fake_worker_start(&worker);
     expect_bytes_refused(WITHDRAW, "", 0, "pattern is missing");
-    expect_bytes_refused(WITHDRAW, request, 3 + 513, "at most 512");
+    expect_bytes_refused(WITHDRAW, request, 3 + 1025, "at most 1024");
     expect_bytes_refused(WITHDRAW, "\xff", 1, "");
-    expect_bytes_refused(LIST, request, 3 + 513, "at most 512");
+    expect_bytes_refused(LIST, request, 3 + 1025, "at most 1024");
     expect_bytes_refused(LIST, "\x0a\x02\xc3\x28", 4, "UTF-8");
     expect_bytes_refused(LIST, "\x0a\x05k", 3, "");
     ck_assert_str_eq(fake_worker_seen(&worker).pattern, "");
