@@ -60,7 +60,16 @@ static PyObject *key_of(const struct py_op *op, uint64_t item)
     return PyTuple_GetItem(op->key, (Py_ssize_t)item);
 }
 
-/* Converts one completion. Takes its tensor. */
+/* What an operation that has succeeded without a tensor has brought; NULL with an exception. */
+static PyObject *value_of(struct py_core *core, const struct tl_completion *completion)
+{
+    if (completion->listing != NULL) return py_listing_to_list(core->module, completion->listing);
+    if (completion->kind == TL_OP_REMOVE) return PyLong_FromUnsignedLongLong(completion->removed_count);
+    Py_INCREF(Py_None);
+    return Py_None;
+}
+
+/* Converts one completion. Takes what is in it. */
 static void convert(struct py_core *core, struct tl_completion *completion, struct py_result *result)
 {
     struct py_op *op = result->op;
@@ -73,9 +82,9 @@ static void convert(struct py_core *core, struct tl_completion *completion, stru
     } else if (completion->tensor != NULL) {
         result->value = py_tensor_create(core->module, completion->tensor, completion);
     } else {
-        Py_INCREF(Py_None);
-        result->value = Py_None;
+        result->value = value_of(core, completion);
     }
+    tl_listing_destroy(completion->listing);
     if (result->value == NULL && result->error == NULL) take_exception(result);
 }
 
@@ -107,6 +116,7 @@ bool py_op_take(struct py_core *core, struct tl_completion *completion, struct p
     if (completion->kind == TL_OP_SUBSCRIBE) ret_result->is_over = completion->is_last;
     if (op->token == Py_None) { /* nothing waits for it */
         tl_tensor_put(completion->tensor);
+        tl_listing_destroy(completion->listing);
         if (ret_result->is_over) py_op_free(op);
         return false;
     }

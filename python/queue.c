@@ -7,6 +7,11 @@
  */
 #include "python/worker.h"
 
+#include <poll.h>
+
+/* Signals are looked for so often. */
+#define WAIT_MS 50
+
 struct queue_object {
     PyObject_HEAD PyObject *module_object; /* so that the state stays; it is given back last */
     struct py_core *core;
@@ -125,11 +130,27 @@ static PyObject *queue_drain(PyObject *self, PyObject *unused)
     return list;
 }
 
+/* Returns soon, so that what calls it can look whether there is still something to wait for. */
+static PyObject *queue_wait(PyObject *self, PyObject *unused)
+{
+    struct py_core *core = queue_of(self)->core;
+    if (py_module_is_forked(core->module)) {
+        py_core_check(core);
+        return NULL;
+    }
+    struct pollfd descriptor = {.fd = tl_cq_fd(queue_of(self)->queue->cq), .events = POLLIN};
+    Py_BEGIN_ALLOW_THREADS;
+    (void)!poll(&descriptor, 1, WAIT_MS);
+    Py_END_ALLOW_THREADS;
+    return PyErr_CheckSignals() == 0 ? queue_drain(self, unused) : NULL;
+}
+
 static PyMethodDef methods[] = {
     {"fileno", queue_fileno, METH_NOARGS, "Returns a descriptor that is readable while results are there."},
     {"drain", queue_drain, METH_NOARGS,
      "Returns results that are there, of 64 completions at most, or of all when the worker is closed: (token, value, "
      "error, is_over) for each."},
+    {"wait", queue_wait, METH_NOARGS, "Waits for results for 50 ms at most, and drains them; Ctrl-C ends it."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -85,6 +85,9 @@ void py_result_free(struct py_result *result);
  * like give the operation up. The queue goes back. */
 PyObject *py_op_wait(struct py_core *core, struct py_op *op);
 
+/* Returns a list of what is in a listing, each as the arguments of tensorlane.ListedTensor; NULL with an exception. */
+PyObject *py_listing_to_list(struct py_module *module, const struct tl_listing *listing);
+
 /* Creates a Queue of a worker, on which the methods of the Worker begin operations. */
 PyObject *py_queue_object(struct py_core *core, PyObject *module_object);
 

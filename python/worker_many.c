@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Methods of Worker that receive many tensors with one call, and subscriptions. */
+#include "python/part.h"
 #include "python/worker_object.h"
 
 #include <stdlib.h>
 
 /* What many receives are called with, and what is made of that. */
 struct receives {
-    PyObject *peer, *keys_object, *into;
+    PyObject *peer, *keys_object, *into, *parts_object;
     uint64_t step, min_count;
     int64_t timeout_ns, group_timeout_ns;
     int wants_checksum;
     PyObject *keys; /* a tuple of the keys */
     struct tl_recv_item *items;
+    struct py_part *parts; /* NULL: each receives the whole */
     size_t count;
 };
 
@@ -21,6 +23,9 @@ static void receives_fini(struct receives *receives)
 {
     for (size_t i = 0; receives->items != NULL && i < receives->count; i++)
         tl_tensor_put(receives->items[i].destination);
+    for (size_t i = 0; receives->parts != NULL && i < receives->count; i++)
+        py_part_fini(&receives->parts[i]);
+    free(receives->parts);
     free(receives->items);
     Py_CLEAR(receives->keys);
 }
@@ -48,18 +53,36 @@ static bool read_destination(struct py_module *module, struct receives *receives
     return !PyErr_Occurred();
 }
 
+/* Reads the part of an item: any entry may be None. */
+static bool read_part(struct receives *receives, size_t place)
+{
+    PyObject *object = PySequence_GetItem(receives->parts_object, (Py_ssize_t)place);
+    struct py_part *part = &receives->parts[place];
+    if (object != NULL && object != Py_None && py_part_init(part, object)) receives->items[place].part = &part->part;
+    Py_XDECREF(object);
+    return !PyErr_Occurred();
+}
+
+/* Returns whether an argument is None or has an entry for each key; otherwise raises. */
+static bool check_count(PyObject *argument, const char *name, Py_ssize_t count)
+{
+    if (argument == Py_None || PySequence_Size(argument) == count) return true;
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "%s must have as many entries as there are keys", name);
+    return false;
+}
+
 /* Reads all items; false with an exception, and then receives_fini is still to be called. */
 static bool receives_read(struct py_module *module, struct receives *receives)
 {
     Py_ssize_t count = PySequence_Size(receives->keys_object);
     if (count < 0) return false;
-    if (receives->into != Py_None && PySequence_Size(receives->into) != count) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "into must have as many entries as there are keys");
+    bool has_parts = receives->parts_object != Py_None;
+    if (!check_count(receives->into, "into", count) || !check_count(receives->parts_object, "parts", count))
         return false;
-    }
     receives->keys = PyTuple_New(count);
     receives->items = calloc((size_t)count + 1, sizeof(*receives->items));
-    if (receives->keys == NULL || receives->items == NULL) {
+    if (has_parts) receives->parts = calloc((size_t)count + 1, sizeof(*receives->parts));
+    if (receives->keys == NULL || receives->items == NULL || (has_parts && receives->parts == NULL)) {
         if (!PyErr_Occurred()) PyErr_NoMemory();
         return false;
     }
@@ -67,7 +90,8 @@ static bool receives_read(struct py_module *module, struct receives *receives)
     for (size_t i = 0; i < receives->count; i++) {
         PyObject *object = PySequence_GetItem(receives->keys_object, (Py_ssize_t)i);
         bool is_read = object != NULL && read_item(receives, i, object) &&
-                       (receives->into == Py_None || read_destination(module, receives, i));
+                       (receives->into == Py_None || read_destination(module, receives, i)) &&
+                       (!has_parts || read_part(receives, i));
         Py_XDECREF(object);
         if (!is_read) return false;
     }
@@ -120,13 +144,17 @@ static struct py_op *begin(PyObject *self, struct py_core *core, struct py_queue
 
 PyObject *py_worker_recv_many_wait(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"peer", "keys", "step", "into", "timeout", "min_count", "group_timeout", "checksum", NULL};
-    struct receives receives = {
-        .into = Py_None, .timeout_ns = TL_TIMEOUT_DEFAULT, .group_timeout_ns = TL_TIMEOUT_DEFAULT};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O&$OO&O&O&p:recv_many_wait", names, &receives.peer,
+    static char *names[] = {"peer",      "keys",          "step",     "into",  "timeout",
+                            "min_count", "group_timeout", "checksum", "parts", NULL};
+    struct receives receives = {.into = Py_None,
+                                .parts_object = Py_None,
+                                .timeout_ns = TL_TIMEOUT_DEFAULT,
+                                .group_timeout_ns = TL_TIMEOUT_DEFAULT};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O&$OO&O&O&pO:recv_many_wait", names, &receives.peer,
                                      &receives.keys_object, py_convert_uint64, &receives.step, &receives.into,
                                      py_convert_timeout, &receives.timeout_ns, py_convert_uint64, &receives.min_count,
-                                     py_convert_timeout, &receives.group_timeout_ns, &receives.wants_checksum))
+                                     py_convert_timeout, &receives.group_timeout_ns, &receives.wants_checksum,
+                                     &receives.parts_object))
         return NULL;
     struct py_core *core = py_worker_core(self);
     struct py_queue *queue = core != NULL ? py_queue_take(core) : NULL;
@@ -142,10 +170,10 @@ PyObject *py_worker_recv_many(PyObject *self, PyObject *args)
 {
     PyObject *queue_object, *token;
     struct receives receives = {.into = Py_None};
-    if (!PyArg_ParseTuple(args, "OOOOO&OO&O&O&p:_recv_many", &queue_object, &token, &receives.peer,
+    if (!PyArg_ParseTuple(args, "OOOOO&OO&O&O&pO:_recv_many", &queue_object, &token, &receives.peer,
                           &receives.keys_object, py_convert_uint64, &receives.step, &receives.into, py_convert_timeout,
                           &receives.timeout_ns, py_convert_uint64, &receives.min_count, py_convert_timeout,
-                          &receives.group_timeout_ns, &receives.wants_checksum))
+                          &receives.group_timeout_ns, &receives.wants_checksum, &receives.parts_object))
         return NULL;
     struct py_core *core = py_worker_core(self);
     struct py_queue *queue = core != NULL ? py_queue_of(core->module, queue_object) : NULL;

@@ -35,6 +35,11 @@ PyObject *py_worker_send(PyObject *self, PyObject *args);
 PyObject *py_worker_recv_many_wait(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_worker_recv_many(PyObject *self, PyObject *args);
 PyObject *py_worker_subscribe(PyObject *self, PyObject *args);
+/* In worker_at_peer.c, at a peer: (queue or None, token, peer, key or pattern, ...). Without a queue they wait. */
+PyObject *py_worker_put(PyObject *self, PyObject *args);
+PyObject *py_worker_list(PyObject *self, PyObject *args);
+PyObject *py_worker_stat(PyObject *self, PyObject *args);
+PyObject *py_worker_remove(PyObject *self, PyObject *args);
 /* In worker_peers.c, peers, steps and counters: */
 PyObject *py_worker_add_peer(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_worker_remove_peer(PyObject *self, PyObject *peer);

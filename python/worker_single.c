@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Methods of Worker that move one tensor: each as a call that waits, and as one that completes in a Queue. */
+#include "python/part.h"
 #include "python/worker_object.h"
 
 /* What a receive is called with. */
 struct receive {
-    PyObject *peer, *key, *into;
+    PyObject *peer, *key, *into, *part;
     uint64_t step;
     int64_t timeout_ns;
     int wants_checksum, may_map;
 };
 
-/* Begins a receive on a queue; NULL with an exception. */
-static struct py_op *begin_receive(PyObject *self, struct py_core *core, struct py_queue *queue, PyObject *token,
-                                   const struct receive *receive)
+/* Begins a receive of a part, or of the whole where that is NULL. */
+static struct py_op *begin_receive_of(PyObject *self, struct py_core *core, struct py_queue *queue, PyObject *token,
+                                      const struct receive *receive, const struct tl_part *part)
 {
     tl_peer_id peer;
     struct tl_error error;
     const char *key = py_text(receive->key, "key");
     if (key == NULL || !py_worker_peer(self, receive->peer, &peer)) return NULL;
-    struct tl_recv_options options = {
-        .size_bytes = sizeof(options), .wants_checksum = receive->wants_checksum, .may_map = receive->may_map};
+    struct tl_recv_options options = {.size_bytes = sizeof(options),
+                                      .wants_checksum = receive->wants_checksum,
+                                      .may_map = receive->may_map,
+                                      .part = part};
     if (receive->into != Py_None) {
         options.destination = py_tensor_of(core->module, receive->into, true);
         if (options.destination == NULL) return NULL;
@@ -37,13 +40,25 @@ static struct py_op *begin_receive(PyObject *self, struct py_core *core, struct 
     return NULL;
 }
 
+/* Begins a receive on a queue; NULL with an exception. */
+static struct py_op *begin_receive(PyObject *self, struct py_core *core, struct py_queue *queue, PyObject *token,
+                                   const struct receive *receive)
+{
+    if (receive->part == Py_None) return begin_receive_of(self, core, queue, token, receive, NULL);
+    struct py_part part;
+    struct py_op *op = NULL;
+    if (py_part_init(&part, receive->part)) op = begin_receive_of(self, core, queue, token, receive, &part.part);
+    py_part_fini(&part);
+    return op;
+}
+
 PyObject *py_worker_recv_wait(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"peer", "key", "step", "into", "timeout", "checksum", "mapped", NULL};
-    struct receive receive = {.into = Py_None, .timeout_ns = TL_TIMEOUT_DEFAULT};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O&$OO&pp:recv_wait", names, &receive.peer, &receive.key,
+    static char *names[] = {"peer", "key", "step", "into", "timeout", "checksum", "mapped", "part", NULL};
+    struct receive receive = {.into = Py_None, .part = Py_None, .timeout_ns = TL_TIMEOUT_DEFAULT};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O&$OO&ppO:recv_wait", names, &receive.peer, &receive.key,
                                      py_convert_uint64, &receive.step, &receive.into, py_convert_timeout,
-                                     &receive.timeout_ns, &receive.wants_checksum, &receive.may_map))
+                                     &receive.timeout_ns, &receive.wants_checksum, &receive.may_map, &receive.part))
         return NULL;
     struct py_core *core = py_worker_core(self);
     struct py_queue *queue = core != NULL ? py_queue_take(core) : NULL;
@@ -58,9 +73,9 @@ PyObject *py_worker_recv(PyObject *self, PyObject *args)
 {
     PyObject *queue_object, *token;
     struct receive receive = {.into = Py_None};
-    if (!PyArg_ParseTuple(args, "OOOOO&OO&pp:_recv", &queue_object, &token, &receive.peer, &receive.key,
+    if (!PyArg_ParseTuple(args, "OOOOO&OO&ppO:_recv", &queue_object, &token, &receive.peer, &receive.key,
                           py_convert_uint64, &receive.step, &receive.into, py_convert_timeout, &receive.timeout_ns,
-                          &receive.wants_checksum, &receive.may_map))
+                          &receive.wants_checksum, &receive.may_map, &receive.part))
         return NULL;
     struct py_core *core = py_worker_core(self);
     struct py_queue *queue = core != NULL ? py_queue_of(core->module, queue_object) : NULL;

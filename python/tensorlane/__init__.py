@@ -12,6 +12,7 @@ import atexit
 import collections
 import json
 import os
+import time
 import typing
 import warnings
 import weakref
@@ -23,10 +24,10 @@ from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceed
                      Unavailable, Unimplemented, Unknown)
 
 __all__ = [
-    "Aborted", "AlreadyExists", "Cancelled", "DataLoss", "DeadlineExceeded", "Error", "FailedPrecondition", "Health",
-    "Internal", "InvalidArgument", "NotFound", "OutOfRange", "PeerInfo", "PermissionDenied", "ResourceExhausted",
-    "Subscription", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Worker", "__version__",
-    "copy", "empty", "wrap",
+    "Aborted", "AlreadyExists", "BlockingSubscription", "Box", "Cancelled", "DataLoss", "DeadlineExceeded", "Error",
+    "FailedPrecondition", "Health", "Internal", "InvalidArgument", "ListedTensor", "NotFound", "OutOfRange", "PeerInfo",
+    "PermissionDenied", "ResourceExhausted", "Subscription", "Tensor", "Unauthenticated", "Unavailable",
+    "Unimplemented", "Unknown", "Worker", "__version__", "copy", "empty", "wrap",
 ]
 
 
@@ -39,6 +40,22 @@ class PeerInfo(typing.NamedTuple):
     restart_count: int
     transport: str
     reason: str
+
+
+class ListedTensor(typing.NamedTuple):
+    key: str
+    step: int
+    dtype: str
+    shape: tuple
+    nbytes: int
+    annotations: dict
+    is_dead: bool
+
+
+class Box(typing.NamedTuple):
+    start: typing.Sequence[int]
+    size: typing.Sequence[int]
+    into_start: typing.Optional[typing.Sequence[int]] = None
 
 
 class Health(typing.NamedTuple):
@@ -65,8 +82,8 @@ class _Stream:
             self.waiter.set_result(None)
 
 
-class Subscription:
-    """Values of a key of a peer, for `async for`."""
+class _Subscription:
+    """What both kinds of subscriptions have in common."""
 
     def __init__(self, worker, stream, op):
         self._worker = worker
@@ -74,6 +91,27 @@ class Subscription:
         self._op = op
         self._is_closed = False
 
+    def _take(self, stop):
+        """Returns the next result; raises its error, or `stop` if none follows."""
+        if self._is_closed or not self._stream.results:
+            raise stop
+        value, error = self._stream.results.popleft()
+        if error is not None:
+            raise error
+        return value
+
+    def close(self):
+        if not self._is_closed:
+            self._is_closed = True
+            self._worker._cancel(self._op)
+            self._stream.results.clear()
+            self._stream.wake()
+
+    def __del__(self):
+        self.close()
+
+
+class Subscription(_Subscription):
     def __aiter__(self):
         return self
 
@@ -87,19 +125,7 @@ class Subscription:
                 await stream.waiter
             finally:
                 stream.waiter = None
-        if self._is_closed or not stream.results:
-            raise StopAsyncIteration
-        value, error = stream.results.popleft()
-        if error is not None:
-            raise error
-        return value
-
-    def close(self):
-        if not self._is_closed:
-            self._is_closed = True
-            self._worker._cancel(self._op)
-            self._stream.results.clear()
-            self._stream.wake()
+        return self._take(StopAsyncIteration)
 
     async def __aenter__(self):
         return self
@@ -107,13 +133,39 @@ class Subscription:
     async def __aexit__(self, *_):
         self.close()
 
-    def __del__(self):
+
+class BlockingSubscription(_Subscription):
+    def __init__(self, worker, stream, op, queue, timeout):
+        super().__init__(worker, stream, op)
+        self._queue = queue
+        self._timeout = float("inf") if timeout is None else timeout
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        stream = self._stream
+        deadline = time.monotonic() + self._timeout
+        while not stream.results and not stream.is_over and not self._is_closed:
+            _deliver(self._queue.wait())
+            if not stream.results and time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"no value came within {self._timeout} s")
+        return self._take(StopIteration)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self.close()
 
 
 def _drain(queue):
     """Hands over what has completed. An event loop calls it when the queue's descriptor is readable."""
-    for token, value, error, is_over in queue.drain():
+    _deliver(queue.drain())
+
+
+def _deliver(results):
+    for token, value, error, is_over in results:
         if token is None:
             continue
         if isinstance(token, _Stream):
@@ -206,16 +258,17 @@ class Worker(_tensorlane.Worker):
             self._cancel(op)
             raise
 
-    async def recv(self, peer, key, step=0, *, into=None, timeout=None, checksum=False, mapped=False):
+    async def recv(self, peer, key, step=0, *, into=None, timeout=None, checksum=False, mapped=False, part=None):
         loop, queue = self._queue()
         future = loop.create_future()
-        return await self._result(future, self._recv(queue, future, peer, key, step, into, timeout, checksum, mapped))
+        op = self._recv(queue, future, peer, key, step, into, timeout, checksum, mapped, part)
+        return await self._result(future, op)
 
     async def recv_many(self, peer, keys, step=0, *, into=None, timeout=None, min_count=0, group_timeout=None,
-                        checksum=False):
+                        checksum=False, parts=None):
         loop, queue = self._queue()
         future = loop.create_future()
-        op = self._recv_many(queue, future, peer, keys, step, into, timeout, min_count, group_timeout, checksum)
+        op = self._recv_many(queue, future, peer, keys, step, into, timeout, min_count, group_timeout, checksum, parts)
         return await self._result(future, op)
 
     async def send(self, key, tensor, step=0, *, timeout=None):
@@ -227,6 +280,44 @@ class Worker(_tensorlane.Worker):
         _, queue = self._queue()
         stream = _Stream()
         return Subscription(self, stream, self._subscribe(queue, stream, peer, key, from_step, count, into, checksum))
+
+    def subscribe_wait(self, peer, key, from_step=0, *, count=2, into=None, timeout=None, checksum=False):
+        queue, stream = self._create_queue(), _Stream()
+        op = self._subscribe(queue, stream, peer, key, from_step, count, into, checksum)
+        return BlockingSubscription(self, stream, op, queue, timeout)
+
+    # --------------------------------------------------------------------------------------------------- at a peer --
+
+    async def _request(self, begin, *arguments):
+        loop, queue = self._queue()
+        future = loop.create_future()
+        return await self._result(future, begin(queue, future, *arguments))
+
+    async def put(self, peer, key, tensor, step=0, *, may_go_back=False, timeout=None):
+        await self._request(self._put, peer, key, tensor, step, may_go_back, timeout)
+
+    def put_wait(self, peer, key, tensor, step=0, *, may_go_back=False, timeout=None):
+        self._put(None, None, peer, key, tensor, step, may_go_back, timeout)
+
+    async def list(self, peer, pattern="*", *, timeout=None):
+        return [ListedTensor(*found) for found in await self._request(self._list, peer, pattern, timeout)]
+
+    def list_wait(self, peer, pattern="*", *, timeout=None):
+        return [ListedTensor(*found) for found in self._list(None, None, peer, pattern, timeout)]
+
+    async def stat(self, peer, key, *, timeout=None):
+        found, = await self._request(self._stat, peer, key, timeout)
+        return ListedTensor(*found)
+
+    def stat_wait(self, peer, key, *, timeout=None):
+        found, = self._stat(None, None, peer, key, timeout)
+        return ListedTensor(*found)
+
+    async def remove(self, peer, pattern, *, timeout=None):
+        return await self._request(self._remove, peer, pattern, timeout)
+
+    def remove_wait(self, peer, pattern, *, timeout=None):
+        return self._remove(None, None, peer, pattern, timeout)
 
     # ------------------------------------------------------------------------------------------------- state dicts --
 

@@ -11,6 +11,8 @@ Words that all calls share:
 - into: None (memory of the library), or a tensor that may be written, with the dtype and shape of what comes. Its
   contents are undefined when the call fails, and until a cancelled one has ended.
 - timeout: seconds; None: the request time-out of the configuration; math.inf: no limit.
+- part: a Box, or a list of (offset, length) in bytes, which come one behind the other as a tensor of U8 with one
+  dimension. Only the bytes of the part travel. None: the whole tensor.
 - checksum: all bytes are verified end to end.
 
 Calls of the form NAME_wait block without Python's lock, and Ctrl-C ends them. The others that receive or send are
@@ -20,6 +22,7 @@ once and arrives while its receive is given up is lost.
 After fork a worker, and all that is open in it, belongs to the parent: each call in the child raises
 FailedPrecondition.
 """
+import builtins
 import os
 import typing
 from collections.abc import Sequence
@@ -42,6 +45,7 @@ class _HasDlpack(typing.Protocol):
 TensorLike = typing.Union["Tensor", Buffer, _HasDlpack]
 Peer = typing.Union[str, int]
 Key = typing.Union[str, tuple[str, int]]
+Part = typing.Union["Box", Sequence[tuple[int, int]]]
 
 class Tensor:
     """Memory with a dtype and a shape, and how it came. It outlives its worker.
@@ -143,6 +147,32 @@ class PeerInfo(typing.NamedTuple):
     reason: str
     """Why it is down, otherwise ""."""
 
+class ListedTensor(typing.NamedTuple):
+    """A tensor that a worker has published."""
+    key: str
+    step: int
+    """Its version."""
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    """Bytes of all elements, or of the serialized form of STRING."""
+    annotations: dict[str, str]
+    """Texts that the file had which it comes from, such as {"format": "pt"}."""
+    is_dead: bool
+
+class Box(typing.NamedTuple):
+    """A part of a tensor: a box of its elements. It arrives as a tensor of the sizes of the box, or in a box of `into`.
+
+    Each sequence has one entry for each dimension, outermost first.
+    """
+    start: Sequence[int]
+    """Where the box begins in the tensor of the peer."""
+    size: Sequence[int]
+    """Its sizes. Elements smaller than a byte must begin and end with a byte."""
+    into_start: typing.Optional[Sequence[int]] = None
+    """Where the box begins in `into`, which has the rank of the tensor; what lies outside of the box stays as it is.
+    None: `into` has the shape of the box."""
+
 class Health(typing.NamedTuple):
     is_healthy: bool
     reasons: tuple[str, ...]
@@ -162,6 +192,18 @@ class Subscription:
     async def __aexit__(self, *error: object) -> None: ...
     def close(self) -> None:
         """Ends it; so does dropping the last reference."""
+
+class BlockingSubscription:
+    """As Subscription, blocking: `for value in subscription`. Any thread may ask for the next value.
+
+    Raises DeadlineExceeded where no value comes in time, after which the next one may be asked for.
+    """
+    def __iter__(self) -> BlockingSubscription: ...
+    def __next__(self) -> Tensor: ...
+    def __enter__(self) -> BlockingSubscription: ...
+    def __exit__(self, *error: object) -> None: ...
+    def close(self) -> None:
+        """Ends it; so does dropping the last reference. What waits for a value in another thread ends as well."""
 
 class Worker:
     """One member of a cluster, in this process, with the tensors that it sends, receives and publishes.
@@ -225,28 +267,34 @@ class Worker:
         """As send, blocking."""
 
     async def recv(self, peer: Peer, key: str, step: int = 0, *, into: typing.Optional[TensorLike] = None,
-                   timeout: typing.Optional[float] = None, checksum: bool = False, mapped: bool = False) -> Tensor:
+                   timeout: typing.Optional[float] = None, checksum: bool = False, mapped: bool = False,
+                   part: typing.Optional[Part] = None) -> Tensor:
         """Receives what the peer sends as (key, step), or has published as key with a version of at least step.
 
         mapped: the program only reads the tensor, which may then be a file or pages of the peer's, mapped read-only;
         not together with into. The result says by its path whether it is.
         Raises DeadlineExceeded: it did not come; the text names the state of the peer. NotFound: no such peer.
-        FailedPrecondition: it does not fit `into`. DataLoss: the checksum does not match, or the peer's file changed.
+        FailedPrecondition: it does not fit `into`, or it has no such part: strings, or a box that begins or ends within
+        a byte. OutOfRange: the part is not within the tensor. Unimplemented: the peer is of an older version and knows
+        no parts, or the part is not in one piece and lies on a GPU. InvalidArgument: the key, the part, or `into` is
+        read-only. DataLoss: the checksum does not match, or the peer's file changed.
         ResourceExhausted: too many wait at the peer, or no memory. Cancelled: the worker closed, or the peer was
         removed. PermissionDenied: the peer does not allow it. The status of an aborted step.
         """
     def recv_wait(self, peer: Peer, key: str, step: int = 0, *, into: typing.Optional[TensorLike] = None,
-                  timeout: typing.Optional[float] = None, checksum: bool = False, mapped: bool = False) -> Tensor:
+                  timeout: typing.Optional[float] = None, checksum: bool = False, mapped: bool = False,
+                  part: typing.Optional[Part] = None) -> Tensor:
         """As recv, blocking."""
 
     async def recv_many(self, peer: Peer, keys: Sequence[Key], step: int = 0, *,
                         into: typing.Optional[Sequence[typing.Optional[TensorLike]]] = None,
                         timeout: typing.Optional[float] = None, min_count: int = 0,
-                        group_timeout: typing.Optional[float] = None,
-                        checksum: bool = False) -> list[typing.Union[Tensor, Error]]:
+                        group_timeout: typing.Optional[float] = None, checksum: bool = False,
+                        parts: typing.Optional[Sequence[typing.Optional[Part]]] = None
+                        ) -> builtins.list[typing.Union[Tensor, Error]]:
         """Receives many tensors from one peer at a fraction of the cost of single receives.
 
-        keys: of each its key, or (key, step). into: for each its destination or None.
+        keys: of each its key, or (key, step). into: for each its destination or None. parts: the same for parts.
         min_count: it is enough when so many have come, and the others are cancelled; 0: all. group_timeout: after so
         many seconds it is over, whatever has come; None: no limit.
         Returns a Tensor for each key, in the order of the keys, or the Error of one that was not needed. Raises the
@@ -256,8 +304,9 @@ class Worker:
     def recv_many_wait(self, peer: Peer, keys: Sequence[Key], step: int = 0, *,
                        into: typing.Optional[Sequence[typing.Optional[TensorLike]]] = None,
                        timeout: typing.Optional[float] = None, min_count: int = 0,
-                       group_timeout: typing.Optional[float] = None,
-                       checksum: bool = False) -> list[typing.Union[Tensor, Error]]:
+                       group_timeout: typing.Optional[float] = None, checksum: bool = False,
+                       parts: typing.Optional[Sequence[typing.Optional[Part]]] = None
+                       ) -> builtins.list[typing.Union[Tensor, Error]]:
         """As recv_many, blocking."""
 
     def subscribe(self, peer: Peer, key: str, from_step: int = 0, *, count: int = 2,
@@ -268,6 +317,54 @@ class Worker:
         number. It is called within an event loop. Raises NotFound: no such peer. InvalidArgument: the key, or count is
         0.
         """
+
+    def subscribe_wait(self, peer: Peer, key: str, from_step: int = 0, *, count: int = 2,
+                       into: typing.Optional[Sequence[TensorLike]] = None, timeout: typing.Optional[float] = None,
+                       checksum: bool = False) -> BlockingSubscription:
+        """As subscribe, for programs without an event loop: each next value is waited for, at most for the timeout
+        (None: no limit)."""
+
+    async def put(self, peer: Peer, key: str, tensor: TensorLike, step: int = 0, *, may_go_back: bool = False,
+                  timeout: typing.Optional[float] = None) -> None:
+        """Publishes a tensor at a peer, in place of what is published there under the key; done when the peer has it.
+
+        The peer keeps it in its own memory until it is replaced or withdrawn; it lives on when this worker has closed.
+        may_go_back: also in place of a later step. At the worker itself it is publish: the memory is referred to.
+        Raises FailedPrecondition: a later step is published there. ResourceExhausted: beyond what this worker may have
+        there (limits.held), or no memory. PermissionDenied: the peer does not allow it. DeadlineExceeded: naming the
+        state of the peer. Unimplemented: the tensor is on a GPU. InvalidArgument: the key. NotFound: no such peer.
+        Cancelled: the worker closed, or the peer was removed; the peer may have accepted it all the same.
+        """
+    def put_wait(self, peer: Peer, key: str, tensor: TensorLike, step: int = 0, *, may_go_back: bool = False,
+                 timeout: typing.Optional[float] = None) -> None:
+        """As put, blocking."""
+    async def list(self, peer: Peer, pattern: str = "*", *,
+                   timeout: typing.Optional[float] = None) -> builtins.list[ListedTensor]:
+        """Lists what a peer has published under keys that match a pattern, sorted by key.
+
+        pattern: `*` stands for any text, `?` for one character, `[a-z]` for one of a set, and a backslash takes the
+        next character as it is; at most 512 bytes.
+        Raises InvalidArgument: the pattern. NotFound: no such peer. PermissionDenied: the peer does not allow it.
+        DeadlineExceeded, Cancelled: as put. ResourceExhausted: more than 1,000,000 tensors or 256 MiB of names.
+        """
+    def list_wait(self, peer: Peer, pattern: str = "*", *,
+                  timeout: typing.Optional[float] = None) -> builtins.list[ListedTensor]:
+        """As list, blocking."""
+    async def stat(self, peer: Peer, key: str, *, timeout: typing.Optional[float] = None) -> ListedTensor:
+        """Describes what a peer has published under a key.
+
+        Raises NotFound: nothing is published under it, or no such peer. Otherwise as list.
+        """
+    def stat_wait(self, peer: Peer, key: str, *, timeout: typing.Optional[float] = None) -> ListedTensor:
+        """As stat, blocking."""
+    async def remove(self, peer: Peer, pattern: str, *, timeout: typing.Optional[float] = None) -> int:
+        """Ends what a peer has published under all keys that match the pattern, and returns how many there were.
+
+        Transfers that run finish. Raises Unavailable: the connection broke, and it is not known whether the peer has
+        done it. Otherwise as list.
+        """
+    def remove_wait(self, peer: Peer, pattern: str, *, timeout: typing.Optional[float] = None) -> int:
+        """As remove, blocking."""
 
     def publish_state_dict(self, state: typing.Any, step: int = 0, *, prefix: str = "model",
                            copies: bool = False) -> None:
@@ -309,7 +406,7 @@ class Worker:
     def remove_peer(self, peer: Peer) -> None:
         """Removes a peer that was added; what waits for it ends with Cancelled. Raises NotFound: no such peer.
         FailedPrecondition: it is a task of the configuration, or this worker."""
-    def peers(self) -> list[PeerInfo]:
+    def peers(self) -> builtins.list[PeerInfo]:
         """Describes all peers, this worker among them."""
     def wait_for_peers(self, peers: typing.Optional[Sequence[Peer]] = None, min_count: int = 0,
                        timeout: typing.Optional[float] = None) -> None:

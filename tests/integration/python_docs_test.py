@@ -11,10 +11,11 @@ from python_support import SOURCE, run_script, tensorlane
 
 STUBS = SOURCE / "python/tensorlane/__init__.pyi"
 # What the package has besides, and what only type checkers know.
-BESIDES = {"TensorLike", "Peer", "Key", "_HasDlpack"}
+BESIDES = {"TensorLike", "Peer", "Key", "Part", "_HasDlpack"}
 # Something for each argument of the calls that are written in C.
 VALUES = {
     "peer": "none:0", "peers": ["none:0"], "key": "k" * 600, "keys": ["key"], "tensor": b"", "step": 1, "into": None,
+    "part": None, "parts": None,
     "timeout": 0, "group_timeout": 0, "checksum": True, "mapped": True, "min_count": 0, "address": "nowhere",
     "name": "", "incarnation": 1, "message": "", "code": 0,
 }
@@ -75,7 +76,8 @@ class Stubs(unittest.TestCase):
         self.assertEqual(named - BESIDES, set(tensorlane.__all__))
 
     def test_members(self):
-        for name in ("Tensor", "Worker", "Subscription", "PeerInfo", "Health"):
+        for name in ("Tensor", "Worker", "Subscription", "BlockingSubscription", "PeerInfo", "Health", "ListedTensor",
+                     "Box"):
             of = getattr(tensorlane, name)
             known = {node.name if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else node.target.id
                      for node in self.classes[name].body if not isinstance(node, ast.Expr)}

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Workers of the Python package: calls that wait, errors, peers, steps, Ctrl-C."""
+import gc
 import json
 import os
 import pathlib
@@ -262,12 +263,71 @@ class Peers(WorkersCase):
         self.assertEqual(errors, [tensorlane.Cancelled])
 
 
+class BlockingSubscriptions(WorkersCase):
+    def test_published(self):
+        steps = []
+        self.owner.publish("weights", b"0")
+        for value in self.asker.subscribe_wait(self.peer, "weights"):
+            steps.append((value.step, bytes(value)))
+            if value.step == 5:
+                break
+            self.owner.publish("weights", str(value.step + 1).encode(), step=value.step + 1)
+            del value
+        self.assertEqual(steps, [(step, str(step).encode()) for step in range(6)])
+        gc.collect()
+        wait_until(lambda: self.asker.counters()["open_operations"] == 0, "the subscription that was left has ended")
+
+    def test_into_and_timeout(self):
+        into = [numpy.zeros(4, numpy.int64) for _ in range(2)]
+        with self.asker.subscribe_wait(self.peer, "rows", into=into, timeout=0.01) as subscription:
+            with self.assertRaises(tensorlane.DeadlineExceeded):
+                next(subscription)
+            self.owner.publish("rows", numpy.full(4, 3), step=3)
+            while True:
+                try:
+                    value = next(subscription)
+                    break
+                except tensorlane.DeadlineExceeded:
+                    continue
+            self.assertTrue(any(numpy.shares_memory(numpy.asarray(value), one) for one in into))
+            self.owner.publish("rows", numpy.full(3, 4), step=4)
+            with self.assertRaises(tensorlane.FailedPrecondition):
+                while True:
+                    try:
+                        next(subscription)
+                    except tensorlane.DeadlineExceeded:
+                        continue
+
+    def test_end(self):
+        """It ends with its peer, by close in another thread, and with its worker."""
+        def wait(subscription, results):
+            try:
+                results.append(list(subscription))
+            except tensorlane.Error as error:
+                results.append(type(error))
+
+        for end, expected in ((lambda one: one.close(), []), (lambda _: self.asker.remove_peer(self.peer),
+                                                              tensorlane.Cancelled),
+                              (lambda _: self.asker.close(), tensorlane.Cancelled)):
+            self.peer = self.asker.add_peer(self.owner.address)
+            subscription, results = self.asker.subscribe_wait(self.peer, "none"), []
+            thread = threading.Thread(target=wait, args=(subscription, results))
+            thread.start()
+            wait_until(lambda: self.asker.counters()["open_operations"] == 1, "it is open")
+            end(subscription)
+            thread.join(python_support.PATIENCE)
+            self.assertEqual(results, [expected])
+            self.assertEqual(list(subscription), [])
+
+
 class Interrupts(unittest.TestCase):
     def test_ctrl_c(self):
         """It ends each call that waits, and the worker works on."""
         for call in ('asker.recv_wait(peer, "none", timeout=600)', 'asker.send_wait("none", b"", timeout=600)',
                      'asker.recv_many_wait(peer, ["none"] * 3, timeout=600)',
-                     'asker.wait_for_peers([asker.add_peer("127.0.0.1:9")])'):
+                     'asker.wait_for_peers([asker.add_peer("127.0.0.1:9")])',
+                     'next(asker.subscribe_wait(peer, "none"))',
+                     'asker.put_wait(asker.add_peer("127.0.0.1:9"), "none", b"", timeout=600)'):
             with self.subTest(call):
                 process = start_script(f"""
                     owner.publish("key", b"value")
