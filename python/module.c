@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "python/docstrings.h"
 #include "python/dtype.h"
 
 bool py_module_is_forked(const struct py_module *module)
@@ -149,11 +150,30 @@ static PyObject *module_stop(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static const struct {
+    const char *name, *text;
+} docstrings[] = {DOCSTRINGS};
+
+/* For what is written in Python; docstrings of the rest are given where it is defined. */
+static PyObject *module_docstrings(PyObject *self, PyObject *unused)
+{
+    (void)self;
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < sizeof(docstrings) / sizeof(docstrings[0]); i++) {
+        PyObject *entry = Py_BuildValue("(ss)", docstrings[i].name, docstrings[i].text);
+        if (entry == NULL || PyList_Append(list, entry) != 0) Py_CLEAR(list);
+        Py_XDECREF(entry);
+    }
+    return list;
+}
+
 static PyMethodDef functions[] = {
-    {"empty", (PyCFunction)(void (*)(void))module_empty, METH_VARARGS | METH_KEYWORDS, NULL},
-    {"wrap", module_wrap, METH_O, NULL},
-    {"copy", (PyCFunction)(void (*)(void))module_copy, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"empty", (PyCFunction)(void (*)(void))module_empty, METH_VARARGS | METH_KEYWORDS, DOC_empty},
+    {"wrap", module_wrap, METH_O, DOC_wrap},
+    {"copy", (PyCFunction)(void (*)(void))module_copy, METH_VARARGS | METH_KEYWORDS, DOC_copy},
     {"_wrap_as", module_wrap_as, METH_VARARGS, NULL},
+    {"_docstrings", module_docstrings, METH_NOARGS, NULL},
     {"_stop", module_stop, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

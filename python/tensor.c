@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "python/docstrings.h"
 #include "python/dtype.h"
 
 struct py_tensor {
@@ -202,18 +203,22 @@ static PyObject *tensor_repr(PyObject *self)
 }
 
 static PyGetSetDef attributes[] = {
-    {"dtype", get_dtype, NULL, NULL, NULL},       {"shape", get_shape, NULL, NULL, NULL},
-    {"_address", get_address, NULL, NULL, NULL},  {"nbytes", get_nbytes, NULL, NULL, NULL},
-    {"device", get_device, NULL, NULL, NULL},     {"is_dead", get_is_dead, NULL, NULL, NULL},
-    {"readonly", get_readonly, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL},
+    {"dtype", get_dtype, NULL, DOC_Tensor_dtype, NULL},
+    {"shape", get_shape, NULL, DOC_Tensor_shape, NULL},
+    {"_address", get_address, NULL, NULL, NULL},
+    {"nbytes", get_nbytes, NULL, DOC_Tensor_nbytes, NULL},
+    {"device", get_device, NULL, DOC_Tensor_device, NULL},
+    {"is_dead", get_is_dead, NULL, DOC_Tensor_is_dead, NULL},
+    {"readonly", get_readonly, NULL, DOC_Tensor_readonly, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef members[] = {
-    {"step", T_ULONGLONG, offsetof(struct py_tensor, step), READONLY, NULL},
-    {"path", T_STRING, offsetof(struct py_tensor, path), READONLY, NULL},
-    {"path_reason", T_STRING, offsetof(struct py_tensor, path_reason), READONLY, NULL},
-    {"duration", T_DOUBLE, offsetof(struct py_tensor, duration_s), READONLY, NULL},
-    {"is_verified", T_BOOL, offsetof(struct py_tensor, is_verified), READONLY, NULL},
+    {"step", T_ULONGLONG, offsetof(struct py_tensor, step), READONLY, DOC_Tensor_step},
+    {"path", T_STRING, offsetof(struct py_tensor, path), READONLY, DOC_Tensor_path},
+    {"path_reason", T_STRING, offsetof(struct py_tensor, path_reason), READONLY, DOC_Tensor_path_reason},
+    {"duration", T_DOUBLE, offsetof(struct py_tensor, duration_s), READONLY, DOC_Tensor_duration},
+    {"is_verified", T_BOOL, offsetof(struct py_tensor, is_verified), READONLY, DOC_Tensor_is_verified},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -293,11 +298,11 @@ static PyObject *tensor_as_bytes(PyObject *self, PyObject *unused)
 }
 
 static PyMethodDef methods[] = {
-    {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack, METH_VARARGS | METH_KEYWORDS, NULL},
-    {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS, NULL},
+    {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack, METH_VARARGS | METH_KEYWORDS, DOC_Tensor___dlpack__},
+    {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS, DOC_Tensor___dlpack_device__},
     {"__array__", (PyCFunction)(void (*)(void))tensor_array, METH_VARARGS | METH_KEYWORDS, NULL},
-    {"as_bytes", tensor_as_bytes, METH_NOARGS, NULL},
-    {"strings", tensor_strings, METH_NOARGS, NULL},
+    {"as_bytes", tensor_as_bytes, METH_NOARGS, DOC_Tensor_as_bytes},
+    {"strings", tensor_strings, METH_NOARGS, DOC_Tensor_strings},
     {NULL, NULL, 0, NULL},
 };
 
@@ -309,7 +314,7 @@ static PyType_Slot slots[] = {
     {Py_tp_methods, methods},
     {Py_bf_getbuffer, tensor_get_buffer},
     {Py_bf_releasebuffer, tensor_release_buffer},
-    {Py_tp_doc, "A tensor: memory, its dtype and shape, and how it came."},
+    {Py_tp_doc, DOC_Tensor},
     {0, NULL},
 };
 

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "python/docstrings.h"
+
 static struct py_worker *worker_of(PyObject *self)
 {
     return (struct py_worker *)self;
@@ -178,40 +180,40 @@ static PyObject *get_incarnation(PyObject *self, void *unused)
 }
 
 static PyGetSetDef attributes[] = {
-    {"closed", get_closed, NULL, NULL, NULL},
-    {"name", get_name, NULL, NULL, NULL},
-    {"address", get_address, NULL, NULL, NULL},
-    {"incarnation", get_incarnation, NULL, NULL, NULL},
+    {"closed", get_closed, NULL, DOC_Worker_closed, NULL},
+    {"name", get_name, NULL, DOC_Worker_name, NULL},
+    {"address", get_address, NULL, DOC_Worker_address, NULL},
+    {"incarnation", get_incarnation, NULL, DOC_Worker_incarnation, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-#define WITH_KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS, NULL
+#define WITH_KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
 static PyMethodDef methods[] = {
     {"_open", worker_open, METH_VARARGS, NULL},
     {"_close", worker_close, METH_VARARGS, NULL},
     {"_create_queue", worker_create_queue, METH_NOARGS, NULL},
     {"_cancel", worker_cancel, METH_VARARGS, NULL},
-    {"publish", WITH_KEYWORDS(py_worker_publish)},
-    {"withdraw", py_worker_withdraw, METH_O, NULL},
-    {"recv_wait", WITH_KEYWORDS(py_worker_recv_wait)},
-    {"send_wait", WITH_KEYWORDS(py_worker_send_wait)},
+    {"publish", WITH_KEYWORDS(py_worker_publish), DOC_Worker_publish},
+    {"withdraw", py_worker_withdraw, METH_O, DOC_Worker_withdraw},
+    {"recv_wait", WITH_KEYWORDS(py_worker_recv_wait), DOC_Worker_recv_wait},
+    {"send_wait", WITH_KEYWORDS(py_worker_send_wait), DOC_Worker_send_wait},
     {"_recv", py_worker_recv, METH_VARARGS, NULL},
     {"_send", py_worker_send, METH_VARARGS, NULL},
-    {"recv_many_wait", WITH_KEYWORDS(py_worker_recv_many_wait)},
+    {"recv_many_wait", WITH_KEYWORDS(py_worker_recv_many_wait), DOC_Worker_recv_many_wait},
     {"_recv_many", py_worker_recv_many, METH_VARARGS, NULL},
     {"_subscribe", py_worker_subscribe, METH_VARARGS, NULL},
     {"_put", py_worker_put, METH_VARARGS, NULL},
     {"_list", py_worker_list, METH_VARARGS, NULL},
     {"_stat", py_worker_stat, METH_VARARGS, NULL},
     {"_remove", py_worker_remove, METH_VARARGS, NULL},
-    {"add_peer", WITH_KEYWORDS(py_worker_add_peer)},
-    {"remove_peer", py_worker_remove_peer, METH_O, NULL},
+    {"add_peer", WITH_KEYWORDS(py_worker_add_peer), DOC_Worker_add_peer},
+    {"remove_peer", py_worker_remove_peer, METH_O, DOC_Worker_remove_peer},
     {"_peers", py_worker_peers, METH_NOARGS, NULL},
-    {"wait_for_peers", WITH_KEYWORDS(py_worker_wait_for_peers)},
-    {"abort_step", WITH_KEYWORDS(py_worker_abort_step)},
-    {"end_step", py_worker_end_step, METH_O, NULL},
-    {"counters", py_worker_counters, METH_NOARGS, NULL},
+    {"wait_for_peers", WITH_KEYWORDS(py_worker_wait_for_peers), DOC_Worker_wait_for_peers},
+    {"abort_step", WITH_KEYWORDS(py_worker_abort_step), DOC_Worker_abort_step},
+    {"end_step", py_worker_end_step, METH_O, DOC_Worker_end_step},
+    {"counters", py_worker_counters, METH_NOARGS, DOC_Worker_counters},
     {NULL, NULL, 0, NULL},
 };
 

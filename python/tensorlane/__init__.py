@@ -5,7 +5,7 @@
         worker.publish("weights", array, step=7)
         got = worker.recv_wait("ps:0", "weights", step=7)
 
-What each function does is said in __init__.pyi, and docs/python.md begins with tasks.
+help(tensorlane.Worker) has the manual, and docs/python.md begins with tasks.
 """
 import asyncio
 import atexit
@@ -13,6 +13,7 @@ import collections
 import json
 import os
 import time
+import types
 import typing
 import warnings
 import weakref
@@ -377,6 +378,19 @@ class Worker(_tensorlane.Worker):
             return Health(False, ("the worker is closed",))
         reasons = tuple(f"{peer.name}: {peer.reason or peer.state}" for peer in self.peers() if peer.state == "down")
         return Health(not reasons, reasons)
+
+
+def _document():
+    """Gives what is written here the docstrings of the stubs. What is written in C has them already."""
+    for name, text in _tensorlane._docstrings():
+        of = globals()[name.partition(".")[0]]
+        for part in name.split(".")[1:]:
+            of = getattr(of, part)
+        if isinstance(of, (type, types.FunctionType, type(PeerInfo.id))) and of is not Tensor:
+            of.__doc__ = text
+
+
+_document()
 
 
 def _running_loop():

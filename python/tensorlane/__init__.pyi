@@ -4,7 +4,8 @@
 Words that all calls share:
 
 - peer: the name of a worker ("ps:0" or "/job:ps/task:0", also this worker's own) or the number that add_peer returned.
-- key: a str of 1 to 512 bytes of UTF-8 without NUL; step: an int from 0 to 2**64 - 1, the version of a published value.
+- key: a str of 1 to 512 bytes of UTF-8 without NUL.
+- step: an int from 0 to 2**64 - 1; of a published value it is the version.
 - tensor: a Tensor, or any object with the buffer protocol (NumPy's arrays, bytes, array.array) or DLPack (torch). It is
   not copied, so its elements must lie in row-major order without gaps and must not change while it is sent or
   published.
@@ -117,7 +118,7 @@ def empty(shape: Sequence[int], dtype: str = "F32", *, shared: bool = False) -> 
     Raises InvalidArgument: not a dtype, or STRING. OutOfRange: the shape is too large. ResourceExhausted: no memory.
     """
 
-def wrap(tensor: TensorLike) -> Tensor:
+def wrap(tensor: TensorLike, /) -> Tensor:
     """Returns a tensor in the memory of an object, which is not copied. Wrapping once costs less than in each call.
 
     Raises InvalidArgument (a ValueError), BufferError or ValueError of the object: elements of no dtype, gaps or
@@ -174,6 +175,7 @@ class Box(typing.NamedTuple):
     None: `into` has the shape of the box."""
 
 class Health(typing.NamedTuple):
+    """What Worker.health says."""
     is_healthy: bool
     reasons: tuple[str, ...]
     """One sentence for each peer that is down."""
@@ -230,7 +232,8 @@ class Worker:
         configuration), and ends what is open with Cancelled. Calls that wait in other threads end first. Closing again
         does nothing."""
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether it was closed, or is being closed."""
     @property
     def name(self) -> str:
         """ "/job:ps/task:0"; "" for a client."""
@@ -249,14 +252,17 @@ class Worker:
         """Keeps a tensor for any number of receivers, in place of what was published under the key.
 
         Its memory must not change until it is replaced or withdrawn and its last transfer has ended; a reference to the
-        object is held until then. Raises InvalidArgument: the key. ResourceExhausted: no memory.
+        object is held until then, so that the caller may drop its own. step: its version.
+        Raises InvalidArgument: the key. ResourceExhausted: no memory.
         """
-    def withdraw(self, key: str) -> None:
+    def withdraw(self, key: str, /) -> None:
         """Ends a publication; transfers that run finish. Raises NotFound: nothing is published under the key."""
 
     async def send(self, key: str, tensor: TensorLike, step: int = 0, *,
                    timeout: typing.Optional[float] = None) -> None:
         """Offers a tensor to one receiver of (key, step), which may ask before or after; done when that has all of it.
+
+        Its memory must not change until then; a reference to the object is held as long.
 
         Raises AlreadyExists: (key, step) is offered already. DeadlineExceeded: no receiver came. Cancelled: the step
         ended or the worker closed. ResourceExhausted: the worker holds as much as it may. The status of an aborted
@@ -271,6 +277,9 @@ class Worker:
                    part: typing.Optional[Part] = None) -> Tensor:
         """Receives what the peer sends as (key, step), or has published as key with a version of at least step.
 
+        Returns a Tensor with the dtype and shape that it has at the peer, or those of the part. It is the caller's:
+        its memory stays as long as the Tensor or an array that was made of it does, also when the worker has closed.
+        With into its memory is that of into, which is in use until then.
         mapped: the program only reads the tensor, which may then be a file or pages of the peer's, mapped read-only;
         not together with into. The result says by its path whether it is.
         Raises DeadlineExceeded: it did not come; the text names the state of the peer. NotFound: no such peer.
@@ -403,7 +412,7 @@ class Worker:
         name: another worker that answers there is refused; None: any. incarnation: the same for the process; 0: any.
         Raises InvalidArgument: the address or name is none. AlreadyExists: the name is that of a peer elsewhere.
         """
-    def remove_peer(self, peer: Peer) -> None:
+    def remove_peer(self, peer: Peer, /) -> None:
         """Removes a peer that was added; what waits for it ends with Cancelled. Raises NotFound: no such peer.
         FailedPrecondition: it is a task of the configuration, or this worker."""
     def peers(self) -> builtins.list[PeerInfo]:
@@ -424,6 +433,6 @@ class Worker:
         """Fails all that waits here for a step, and all that asks for it until end_step, with a status and a message.
         code: that of an Error class, such as Aborted.code. Raises InvalidArgument: it is none, or the message is too
         long."""
-    def end_step(self, step: int) -> int:
+    def end_step(self, step: int, /) -> int:
         """Ends a step: sends that were not received and receives that wait end with Cancelled. Returns how many tensors
         were dropped."""
