@@ -93,11 +93,12 @@ static PyObject *worker_open(PyObject *self, PyObject *args)
 {
     struct py_module *module = worker_of(self)->module;
     struct tl_worker_options options = {.size_bytes = sizeof(options)};
-    int is_client;
-    if (!PyArg_ParseTuple(args, "zzzIpz:_open", &options.config_path, &options.config_json, &options.job, &options.task,
-                          &is_client, &options.address))
+    int is_client, is_caller_driven;
+    if (!PyArg_ParseTuple(args, "zzzIpzp:_open", &options.config_path, &options.config_json, &options.job,
+                          &options.task, &is_client, &options.address, &is_caller_driven))
         return NULL;
     options.is_client = is_client;
+    options.progress = is_caller_driven ? TL_PROGRESS_CALLER : TL_PROGRESS_THREAD;
     if (worker_of(self)->core != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the worker was opened before");
         return NULL;

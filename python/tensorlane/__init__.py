@@ -196,12 +196,16 @@ def _close_all():
 
 
 class Worker(_tensorlane.Worker):
-    def __init__(self, config=None, *, job=None, task=0, client=False, address=None):
+    def __init__(self, config=None, *, job=None, task=0, client=False, address=None, progress="thread"):
+        if progress not in ("thread", "caller"):
+            raise ValueError(f"progress is \"thread\" or \"caller\", not {progress!r}")
         is_text = isinstance(config, dict)
         path = None if config is None or is_text else os.fspath(config)
         self._queues = {}
         self._state_keys = {}
-        self._open(path, json.dumps(config) if is_text else None, job, task, client, address)
+        self._progress = progress
+        self._open(path, json.dumps(config) if is_text else None, job, task, client, address,
+                   progress == "caller")
         _open_workers.add(self)
 
     # ------------------------------------------------------------------------------------------------- life cycle --
@@ -241,6 +245,9 @@ class Worker(_tensorlane.Worker):
 
     def _queue(self):
         """Returns the running loop and what completes in it."""
+        if self._progress == "caller":
+            raise FailedPrecondition("nothing drives this worker while an event loop waits: it was opened with "
+                                     "progress=\"caller\", for calls of the form NAME_wait")
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
         if queue is None:

@@ -216,13 +216,17 @@ class Worker:
 
     def __init__(self, config: typing.Union[str, os.PathLike[str], dict[str, typing.Any], None] = None, *,
                  job: typing.Optional[str] = None, task: int = 0, client: bool = False,
-                 address: typing.Optional[str] = None) -> None:
+                 address: typing.Optional[str] = None,
+                 progress: typing.Literal["thread", "caller"] = "thread") -> None:
         """Opens the worker, which takes up to some seconds where cards are tried.
 
         config: the path of the cluster's JSON file, or its contents as a dict; None: the variable TF_CONFIG, or with
         address no settings. job, task: which task this process is. client: it is none, and only receives.
         address: the worker belongs to no cluster and is dialled at "host:port"; port 0 is any that is free. Peers come
         by add_peer.
+        progress: "thread": a thread of the library moves the data. "caller": the threads that wait do, in calls of the
+        form NAME_wait, which is faster for small tensors one after another; there is no awaiting then, and peers are
+        answered late while none waits.
         Raises InvalidArgument: the configuration is wrong, with line and column. NotFound: no such task, or a file is
         missing. AlreadyExists: another process has the address. ResourceExhausted: no memory or descriptors.
         FailedPrecondition: this process was forked from one that had opened a worker.

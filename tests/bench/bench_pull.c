@@ -15,11 +15,13 @@
  * one_shot    as pull with tensors that were sent
  * path        COUNT tensors of BYTES, or the first of NAMES, again and again until one has not come over gRPC
  * burst       COUNT times 1,000 small published tensors, all asked for at once; the next 1,000 when all are there
+ * many        the same with one call for 1,000
  * window      the same number of tensors, 1,000 of them outstanding all the time
  * send_burst  burst with tensors that were sent
  * model       COUNT times all tensors that the file NAMES lists, one key per line: the first time into new memory,
  *             then into the same; BYTES is what they must have together
  * new_model   the same after a model, into tensors that are created anew
+ * into_model  the same as a new_model or a model before, with one call for all
  * copy_model  copies that model with memcpy into tensors that are created anew: what new memory takes by itself
  *
  * thread and caller say which thread moves the data: one of the library, or the one that waits. What was received last
@@ -208,6 +210,34 @@ static void run_burst(struct client *client, uint64_t size_bytes, uint64_t count
     }
 }
 
+/* All places with one call. */
+static void receive_together(struct client *client, struct places *places)
+{
+    struct tl_recv_item *items = calloc(places->count, sizeof(*items));
+    struct tl_completion *completions = calloc(places->count, sizeof(*completions));
+    if (!items || !completions) bench_die("many", "no memory");
+    for (size_t i = 0; i < places->count; i++)
+        items[i] = (struct tl_recv_item){.key = places->items[i].key, .destination = places->items[i].tensor};
+    const struct tl_recv_many_options options = {.size_bytes = sizeof(options), .item_bytes = sizeof(items[0])};
+    struct tl_error error;
+    bench_check(tl_recv_many_wait(client->worker, client->peer, items, places->count, &options, TL_TIMEOUT_DEFAULT,
+                                  completions, &error),
+                "many", &error);
+    for (size_t i = 0; i < places->count; i++) {
+        count_received(client, &completions[i]);
+        tl_tensor_put(completions[i].tensor);
+    }
+    free(completions);
+    free(items);
+}
+
+static void run_many(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    (void)size_bytes;
+    for (uint64_t i = 0; i < count; i++)
+        receive_together(client, &client->small);
+}
+
 static void run_window(struct client *client, uint64_t size_bytes, uint64_t count)
 {
     struct place *done[COMPLETION_COUNT];
@@ -280,6 +310,13 @@ static void run_copy_model(struct client *client, uint64_t size_bytes, uint64_t 
         const struct place *place = &client->model.items[j];
         memcpy(tl_tensor_data(place->tensor), tl_tensor_data(place->former), tl_tensor_size_bytes(place->tensor));
     }
+}
+
+static void run_into_model(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    (void)size_bytes;
+    for (uint64_t i = 0; i < count; i++)
+        receive_together(client, &client->model);
 }
 
 static void run_new_model(struct client *client, uint64_t size_bytes, uint64_t count)
@@ -371,16 +408,10 @@ static mode_function find_mode(const char *name)
     static const struct {
         const char *name;
         mode_function run;
-    } modes[] = {{"pull", run_pull},
-                 {"library", run_library},
-                 {"one_shot", run_one_shot},
-                 {"path", run_path},
-                 {"burst", run_burst},
-                 {"window", run_window},
-                 {"model", run_model},
-                 {"new_model", run_new_model},
-                 {"copy_model", run_copy_model},
-                 {"send_burst", run_send_burst}};
+    } modes[] = {{"pull", run_pull},           {"library", run_library},       {"one_shot", run_one_shot},
+                 {"path", run_path},           {"burst", run_burst},           {"many", run_many},
+                 {"window", run_window},       {"model", run_model},           {"into_model", run_into_model},
+                 {"new_model", run_new_model}, {"copy_model", run_copy_model}, {"send_burst", run_send_burst}};
     for (size_t i = 0; i < BENCH_COUNT(modes); i++)
         if (strcmp(modes[i].name, name) == 0) return modes[i].run;
     bench_die(name, "no such mode");
@@ -389,7 +420,9 @@ static mode_function find_mode(const char *name)
 /* What the mode has received, and what the next one is to overwrite. */
 static void check_contents(struct client *client, mode_function mode, uint64_t size_bytes)
 {
-    if (mode == run_model || mode == run_new_model || mode == run_copy_model || mode == run_path) return;
+    if (mode == run_model || mode == run_new_model || mode == run_into_model || mode == run_copy_model ||
+        mode == run_path)
+        return;
     if (mode == run_library) {
         bench_check_contents(client->received);
         tl_tensor_put(client->received);

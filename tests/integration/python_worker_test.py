@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Workers of the Python package: calls that wait, errors, peers, steps, Ctrl-C."""
+import asyncio
 import gc
 import json
 import os
@@ -63,6 +64,19 @@ class Calls(WorkersCase):
                             (5, TypeError)):
             with self.subTest(into), self.assertRaises(error):
                 self.asker.recv_wait(self.peer, "values", into=into)
+
+    def test_callers_that_drive_the_worker(self):
+        self.owner.publish("values", b"1234")
+        with tensorlane.Worker(self.CONFIG, address="127.0.0.1:0", progress="caller") as driven:
+            peer = driven.add_peer(self.owner.address)
+            wait_until(lambda: driven.recv_wait(peer, "values").path == "inline", "local is up")
+            self.assertEqual([bytes(got) for got in driven.recv_many_wait(peer, ["values"] * 3)], [b"1234"] * 3)
+            with self.assertRaises(tensorlane.DeadlineExceeded):
+                driven.recv_wait(peer, "none", timeout=0.01)
+            with self.assertRaisesRegex(tensorlane.FailedPrecondition, "progress"):
+                asyncio.run(driven.recv(peer, "values"))
+        with self.assertRaises(ValueError):
+            tensorlane.Worker(self.CONFIG, address="127.0.0.1:0", progress="threads")
 
     def test_mapped(self):
         shared = tensorlane.empty((1 << 20,), "U8", shared=True)

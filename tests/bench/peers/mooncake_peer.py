@@ -5,7 +5,8 @@
                                         reach them
     mooncake_peer.py read FILE          prints "ready Mooncake VERSION", then answers "read BYTES COUNT" with the
                                         seconds that reading the buffer COUNT times, one after another, into one buffer
-                                        took
+                                        took, and "read_many BYTES COUNT" with those of COUNT calls, each of which reads
+                                        the last buffer in pieces of so many bytes
 
 Without an RDMA device the engine moves bytes over TCP. What was read is compared after the time. Both end when their
 standard input does.
@@ -66,13 +67,23 @@ class Reader:
             if engine.transfer_sync_read(owner, buffer, place, size) != 0:
                 sys.exit("Mooncake: a read failed")
 
-    def measure(self, size, count):
+    def read_many(self, size, piece, count):
+        engine, owner, starts = self.engine, self.owner, range(0, size, piece)
+        into, source = ctypes.addressof(self.buffers[size]), self.places[size]
+        for _ in range(count):
+            if engine.batch_transfer_sync_read(owner, [into + i for i in starts], [source + i for i in starts],
+                                               [piece] * len(starts)) != 0:
+                sys.exit("Mooncake: a read failed")
+
+    def measure(self, size, piece, count):
+        def run(times):
+            self.read(size, times) if piece == size else self.read_many(size, piece, times)
         if size not in self.buffers:
             self.buffers[size] = create_buffer(self.engine, b"\xff" * size)
-            self.read(size, WARM_UP_COUNT)
+            run(WARM_UP_COUNT)
         ctypes.memset(self.buffers[size], 255, size)
         start = time.monotonic()
-        self.read(size, count)
+        run(count)
         passed = time.monotonic() - start
         if self.buffers[size].raw != content(size):
             sys.exit("Mooncake: the bytes that were read are not those of the owner")
@@ -87,8 +98,9 @@ def main():
         reader = Reader(path)
         print("ready Mooncake", importlib.metadata.version("mooncake-transfer-engine-non-cuda"), flush=True)
         for line in sys.stdin:
-            _, size, count = line.split()
-            print(f"{reader.measure(int(size), int(count)):.9f}", flush=True)
+            command, piece, count = line.split()
+            size = list(reader.places)[-1] if command == "read_many" else int(piece)
+            print(f"{reader.measure(size, int(piece), int(count)):.9f}", flush=True)
     os._exit(0)
 
 

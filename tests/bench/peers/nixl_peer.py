@@ -7,11 +7,12 @@
                                     reading the buffer COUNT times, one after another, into one buffer took, and
                                     "read_many BYTES COUNT" with those of COUNT transfers, each of which reads the
                                     owner's last buffer with descriptors for so many bytes each, GAP bytes apart,
-                                    because neighbours would be read as one
+                                    because neighbours would be read as one; "make BYTES COUNT" and
+                                    "make_many BYTES COUNT" make descriptors and transfer anew each time
 
-The descriptors of both sides and the transfer are prepared before the time starts, and what was read is compared after
-it. The reader drives its transfers itself; the owner has NIXL's progress thread. Both end when their standard input
-does.
+Otherwise the descriptors of both sides and the transfer are prepared before the time starts. Memory is registered
+before. What was read is compared after the time. The reader drives its transfers itself; the owner has NIXL's progress
+thread. Both end when their standard input does.
 """
 import importlib.metadata
 import os
@@ -56,12 +57,13 @@ class Reader:
         metadata, self.places = pickle.loads(path.read_bytes())
         self.owner = self.agent.add_remote_agent(metadata)
         self.owner = self.owner.decode() if isinstance(self.owner, bytes) else self.owner
-        self.buffers, self.pieces, self.handles = {}, {}, {}
+        self.buffers, self.pieces, self.handles, self.starts = {}, {}, {}, {}
 
     def prepare(self, size, piece):
         """A transfer with descriptors for so many bytes each of the owner's buffer of this size."""
         buffer = numpy.full(size, 255, dtype=numpy.uint8)
         agent, starts = self.agent, range(0, size, piece + GAP)
+        self.starts[size] = list(starts)
         agent.register_memory([(buffer.ctypes.data, size, 0, "")], "DRAM")
         ours = agent.prep_xfer_dlist("NIXL_INIT_AGENT", [(buffer.ctypes.data + i, piece, 0) for i in starts], "DRAM")
         theirs = agent.prep_xfer_dlist(self.owner, [(self.places[size] + i, piece, 0) for i in starts], "DRAM")
@@ -78,17 +80,33 @@ class Reader:
             if state != DONE:
                 sys.exit(f"NIXL: a transfer ended as {state}")
 
+    def make(self, size, count):
+        """As read, with the calls of the documentation for a transfer that is made once."""
+        agent, piece, starts = self.agent, self.pieces[size], self.starts[size]
+        ours, theirs = self.buffers[size].ctypes.data, self.places[size]
+        for _ in range(count):
+            into = agent.get_xfer_descs([(ours + i, piece, 0) for i in starts], "DRAM")
+            source = agent.get_xfer_descs([(theirs + i, piece, 0) for i in starts], "DRAM")
+            handle = agent.initialize_xfer("READ", into, source, self.owner)
+            state = agent.transfer(handle)
+            while state == "PROC":
+                state = agent.check_xfer_state(handle)
+            agent.release_xfer_handle(handle)
+            if state != "DONE":
+                sys.exit(f"NIXL: a transfer ended as {state}")
+
     def without_gaps(self, buffer, size):
         piece = self.pieces[size]
         return buffer if piece == size else buffer.reshape(-1, piece + GAP)[:, :piece]
 
-    def measure(self, size, piece, count):
+    def measure(self, size, piece, count, is_made):
+        run = self.make if is_made else self.read
         if size not in self.buffers:
             self.prepare(size, piece)
-            self.read(size, WARM_UP_COUNT)
+            run(size, WARM_UP_COUNT)
         self.buffers[size].fill(255)
         start = time.monotonic()
-        self.read(size, count)
+        run(size, count)
         passed = time.monotonic() - start
         if not numpy.array_equal(self.without_gaps(self.buffers[size], size), self.without_gaps(content(size), size)):
             sys.exit("NIXL: the bytes that were read are not those of the owner")
@@ -104,8 +122,8 @@ def main():
         print("ready NIXL", importlib.metadata.version("nixl-cu12"), flush=True)
         for line in sys.stdin:
             command, piece, count = line.split()
-            size = list(reader.places)[-1] if command == "read_many" else int(piece)
-            print(f"{reader.measure(size, int(piece), int(count)):.9f}", flush=True)
+            size = list(reader.places)[-1] if command.endswith("_many") else int(piece)
+            print(f"{reader.measure(size, int(piece), int(count), command.startswith('make')):.9f}", flush=True)
     os._exit(0)
 
 
