@@ -13,12 +13,13 @@
 #   ./slurm.sh --help                                    prints this text
 #
 # The first TENSORLANE_PS nodes (1) are the job ps, the others the job worker; when none is left, worker is on all nodes
-# too. With TENSORLANE_PS=0 all are workers.
+# too. With TENSORLANE_PS=0 all are workers. `tensorlane config from-slurm` writes the file; where each process of the
+# job opens a worker of its own, it does without this script.
 #
 # TENSORLANE_SETTINGS   a cluster.json whose settings are kept, only its "cluster" is replaced; relative paths in
 #                       "publish", "local.socket_folder" and "security.tls" start in the folder of this file; default:
 #                       no settings
-# TENSORLANE_PORT       port of ps, worker has the next one; default 4000
+# TENSORLANE_PORT       port of the first worker on a node, a second one has the next; default 4000
 # TENSORLANE_PROGRAM    default tensorlane
 # TENSORLANE_WAIT       seconds until all must be healthy; default 120
 # TENSORLANE_DIR        where cluster.json is written, seen by all nodes; default: where sbatch was called
@@ -37,80 +38,18 @@ die() {
     exit 1
 }
 
-# json_list PORT HOST...: prints ["host:port", ...].
-json_list() {
-    local port=$1 host separator=''
-    shift
-    printf '['
-    for host; do
-        printf '%s"%s:%s"' "$separator" "$host" "$port"
-        separator=', '
-    done
-    printf ']'
-}
-
-# Prints the "cluster" object of the given nodes.
-cluster_of() {
-    local port=${TENSORLANE_PORT:-4000} ps_count=${TENSORLANE_PS:-1} host separator=''
-    (($# > 0)) || die "the allocation has no nodes"
-    [[ $ps_count =~ ^[0-9]{1,5}$ ]] || die "TENSORLANE_PS=$ps_count is no number of nodes"
-    [[ $port =~ ^[0-9]{1,5}$ ]] && ((port > 0 && port < 65535)) || die "TENSORLANE_PORT=$port: must be 1 to 65534"
-    ((ps_count <= $#)) || die "TENSORLANE_PS=$ps_count, but the allocation has only $# nodes"
-    for host; do
-        [[ $host =~ ^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$ ]] || die "'$host' is no host name"
-    done
-    local workers=("${@:ps_count + 1}")
-    ((${#workers[@]})) || workers=("$@")
-    printf '{'
-    if ((ps_count)); then
-        printf '"ps": %s' "$(json_list "$port" "${@:1:ps_count}")"
-        separator=', '
-    fi
-    printf '%s"worker": %s}\n' "$separator" "$(json_list $((port + 1)) "${workers[@]}")"
-}
-
 # Prints the whole cluster.json of this allocation.
 cluster_json() {
-    local hosts cluster
-    [[ -n ${SLURM_JOB_NODELIST:-} ]] || die "SLURM_JOB_NODELIST is not set: this runs inside an allocation"
-    hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || die "scontrol does not know $SLURM_JOB_NODELIST"
-    mapfile -t hosts <<< "$hosts"
-    cluster=$(cluster_of "${hosts[@]}")
-    if [[ -z ${TENSORLANE_SETTINGS:-} ]]; then
-        printf '{"cluster": %s}\n' "$cluster"
-        return
-    fi
-    python3 -c '
-import json, os, sys
-path = sys.argv[1]
-folder = os.path.dirname(os.path.abspath(path))
-try:
-    with open(path, encoding="utf-8") as file:
-        settings = json.load(file)
-except (OSError, ValueError) as error:
-    sys.exit(f"slurm.sh: TENSORLANE_SETTINGS={path}: " + str(getattr(error, "strerror", None) or error))
-
-# Relative paths start where the settings file is; cluster.json may be written elsewhere.
-def resolve(value):
-    if not isinstance(value, dict):
-        return
-    if isinstance(value.get("publish"), str):
-        value["publish"] = os.path.join(folder, value["publish"])
-    elif isinstance(value.get("publish"), list):
-        value["publish"] = [os.path.join(folder, each) if isinstance(each, str) else each for each in value["publish"]]
-    # An empty name means that there is no folder.
-    if isinstance(value.get("socket_folder"), str) and value["socket_folder"]:
-        value["socket_folder"] = os.path.join(folder, value["socket_folder"])
-    if isinstance(value.get("tls"), dict):
-        value["tls"].update({name: os.path.join(folder, file) for name, file in value["tls"].items()
-                             if name in ("ca", "certificate", "key", "crl") and isinstance(file, str) and file})
-    for each in value.values():
-        resolve(each)
-
-if not isinstance(settings, dict):
-    sys.exit(f"slurm.sh: TENSORLANE_SETTINGS={path}: not an object")
-resolve(settings)
-print(json.dumps({**settings, "cluster": json.loads(sys.argv[2])}, indent=2))' "$TENSORLANE_SETTINGS" "$cluster"
+    local port=${TENSORLANE_PORT:-4000} ps_count=${TENSORLANE_PS:-1} nodes=${SLURM_JOB_NUM_NODES:-1} per_host=1
+    local jobs=(--tasks worker)
+    [[ $ps_count =~ ^[0-9]{1,5}$ ]] || die "TENSORLANE_PS=$ps_count is no number of nodes"
+    ((ps_count <= nodes)) || die "TENSORLANE_PS=$ps_count, but the allocation has only $nodes nodes"
+    ((ps_count == 0)) || jobs=(--tasks "ps=$ps_count" "${jobs[@]}")
+    # With two tasks on each node the first ones of all nodes are counted first.
+    ((ps_count < nodes)) || per_host=2
+    env -u SLURM_HET_SIZE -u SLURM_STEP_ID -u SLURM_STEPID SLURM_DISTRIBUTION=cyclic \
+        "${TENSORLANE_PROGRAM:-tensorlane}" config from-slurm --per-host "$per_host" "${jobs[@]}" --port "$port" \
+        ${TENSORLANE_SETTINGS:+--settings "$TENSORLANE_SETTINGS"}
 }
 
 # Waits until every worker is healthy; fails when they have ended or the time is over.

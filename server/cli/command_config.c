@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `tensorlane config`: checks a configuration, shows what is effective for a task and where it was set, turns TF_CONFIG
- * into our JSON. */
+/* `tensorlane config`: checks a configuration, shows what is effective for a task and where it was set, and makes one
+ * of TF_CONFIG or of what a launcher says. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,6 +14,7 @@
 #include "config/address.h"
 #include "config/config.h"
 #include "server/cli/command.h"
+#include "server/cli/config_from.h"
 #include "server/cli/json_out.h"
 #include "server/cli/local_host.h"
 #include "server/cli/options.h"
@@ -25,7 +26,9 @@
 #define CONFIG_DESCRIPTION                                                                                             \
     "check     reads each FILE (- is standard input) and says what is wrong with it\n"                                 \
     "show      prints every setting of a task, and where its value comes from\n"                                       \
-    "from-env  prints the environment variable TF_CONFIG as a configuration file"
+    "from-env  prints the environment variable TF_CONFIG as a configuration file\n"                                    \
+    "from-slurm, from-kubernetes, from-hostfile\n"                                                                     \
+    "          print a configuration file of the tasks of a running job"
 
 struct show {
     struct tl_task_flags flags;
@@ -276,39 +279,86 @@ static int print_from_env(void)
 
 /* ---------------------------------------------------------------------------------------------------- dispatch -- */
 
+#define CONFIG_USAGE                                                                                                   \
+    "check FILE...\n"                                                                                                  \
+    "show --config FILE --job JOB --task N [--json]\n"                                                                 \
+    "from-env\n"                                                                                                       \
+    "from-slurm [--tasks JOB[=N]]... [--per-host N]\n"                                                                 \
+    "from-kubernetes --tasks JOB=N... [--service NAME | --hosts PATTERN]\n"                                            \
+    "from-hostfile FILE [--tasks JOB[=N]]... [--per-host N]"
+
+static const char *const actions[] = {"check", "show", "from-env", "from-slurm", "from-kubernetes", "from-hostfile"};
+
 static int refuse_action(const struct tl_options *options, const char *action)
 {
-    static const char *const actions[] = {"check", "show", "from-env"};
     const char *nearest = tl_text_nearest(action, actions, TL_ARRAY_COUNT(actions));
     if (nearest) return tl_options_refuse(options, "%s: no such action; did you mean %s?", action, nearest);
-    return tl_options_refuse(options, "%s: no such action; there are check, show and from-env", action);
+    return tl_options_refuse(options,
+                             "%s: no such action; there are check, show, from-env, from-slurm, from-kubernetes and "
+                             "from-hostfile",
+                             action);
+}
+
+static int run_from(const struct tl_config_from_flags *flags, const struct tl_options *options, const char *action,
+                    int count, char **arguments)
+{
+    bool is_hostfile = strcmp(action, "from-hostfile") == 0;
+    if (is_hostfile && count == 0) return tl_options_refuse(options, "which file? from-hostfile FILE");
+    if (count > is_hostfile) return tl_options_refuse(options, "unexpected argument %s", arguments[is_hostfile]);
+    if (flags->port == 0 || flags->port > UINT16_MAX) return tl_options_refuse(options, "--port: must be 1 to 65535");
+    if (flags->service && flags->hosts) return tl_options_refuse(options, "--service or --hosts, not both");
+    if (is_hostfile) return tl_config_from_hostfile(flags, arguments[0]);
+    return strcmp(action, "from-slurm") == 0 ? tl_config_from_slurm(flags) : tl_config_from_kubernetes(flags);
+}
+
+static int run(const struct show *show, const struct tl_config_from_flags *from, const struct tl_options *options,
+               int count, char **arguments)
+{
+    if (count == 0)
+        return tl_options_refuse(options, "check, show, from-env, from-slurm, from-kubernetes or from-hostfile?");
+    const char *action = arguments[0];
+    bool is_known = false;
+    for (size_t i = 0; i < TL_ARRAY_COUNT(actions); i++)
+        is_known = is_known || strcmp(action, actions[i]) == 0;
+    if (!is_known) return refuse_action(options, action);
+    if (strcmp(action, "check") == 0) return check_files(options, count - 1, arguments + 1);
+    bool is_show = strcmp(action, "show") == 0;
+    if (!is_show && strcmp(action, "from-env") != 0) return run_from(from, options, action, count - 1, arguments + 1);
+    if (count > 1) return tl_options_refuse(options, "unexpected argument %s", arguments[1]);
+    return is_show ? show_task(show, options) : print_from_env();
 }
 
 int tl_command_config(int argc, char **argv)
 {
     struct show show = {0};
+    struct tl_config_from_flags from = {.port = 4000};
     int first;
     const struct tl_option items[] = {
         {"config", 'c', TL_OPTION_TEXT, &show.flags.config_path, "FILE", "show: the file; without it TF_CONFIG"},
         {"job", 'j', TL_OPTION_TEXT, &show.flags.job, "JOB", "show: of which job"},
         {"task", 't', TL_OPTION_U32, &show.flags.task, "N", "show: which task of it (0)"},
         {"json", 0, TL_OPTION_FLAG, &show.is_json, NULL, "show: print one JSON object"},
+        {"tasks", 0, TL_OPTION_TEXTS, &from.tasks, "JOB[=N]",
+         "from: a job and how many tasks it has (worker); may be repeated"},
+        {"per-host", 0, TL_OPTION_U32, &from.per_host, "N", "from: tasks of each host, whatever the launcher says"},
+        {"port", 0, TL_OPTION_U32, &from.port, "PORT",
+         "from: of the first task of a host, the next has the next (4000)"},
+        {"service", 0, TL_OPTION_TEXT, &from.service, "NAME", "from-kubernetes: the headless Service of the pods"},
+        {"hosts", 0, TL_OPTION_TEXT, &from.hosts, "PATTERN",
+         "from-kubernetes: their names, with {job}, {index}, {group}"},
+        {"settings", 0, TL_OPTION_TEXT, &from.settings, "FILE", "from: settings to keep; its cluster is replaced"},
+        {"tls", 0, TL_OPTION_TEXT, &from.tls, "FOLDER", "from: has ca.pem, and NAME.pem and NAME.key of each task"},
     };
     const struct tl_options options = {
         .command = "config",
-        .usage = "check FILE...\nshow --config FILE --job JOB --task N [--json]\nfrom-env",
+        .usage = CONFIG_USAGE,
         .description = CONFIG_DESCRIPTION,
         .items = items,
         .count = TL_ARRAY_COUNT(items),
         .usage_exit = TL_EXIT_USAGE,
     };
     int code = tl_options_parse(&options, argc, argv, &first);
-    if (code >= 0) return code;
-    if (first == argc) return tl_options_refuse(&options, "check, show or from-env?");
-    const char *action = argv[first++];
-    if (strcmp(action, "check") == 0) return check_files(&options, argc - first, argv + first);
-    bool is_show = strcmp(action, "show") == 0;
-    if (!is_show && strcmp(action, "from-env") != 0) return refuse_action(&options, action);
-    if (first < argc) return tl_options_refuse(&options, "unexpected argument %s", argv[first]);
-    return is_show ? show_task(&show, &options) : print_from_env();
+    if (code < 0) code = run(&show, &from, &options, argc - first, argv + first);
+    tl_texts_fini(&from.tasks);
+    return code;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Any bytes as a configuration, as TF_CONFIG, as an address, as the variables of a process, and as text for the
- * scanner.
+ * Any bytes as a configuration, as TF_CONFIG, as an address, as the variables of a process, as text for the scanner,
+ * and as the node list, the numbers of tasks and the host file of a launcher.
  *
  * What must hold: an error has a code and a message and gives nothing out; of what is accepted every value can be shown
  * and every task found; TF_CONFIG that is accepted is, rewritten, accepted as our own with the same tasks; variables
@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "config/config.h"
 #include "config/json_place.h"
+#include "config/launch.h"
 
 /* Paths are found by walking over siblings, so of a long text only the first ones are looked up. */
 #define MAX_PATHS 64
@@ -190,6 +191,37 @@ static void try_environment(const char *text, size_t len_bytes)
     free(lines);
 }
 
+/* What is accepted has as many tasks as its hosts have together, and places each of them once. */
+static void check_launch(struct tl_launch *launch, enum tl_status status, const struct tl_error *error)
+{
+    uint32_t count = 0;
+    if (status != TL_OK) check_error(status, error);
+    for (const struct tl_launch_host *host = launch->hosts; host; host = host->hh.next)
+        count += host->task_count;
+    TL_CHECK(count == launch->task_count && count <= TL_LAUNCH_MAX_TASKS);
+    struct tl_launch_task *tasks = calloc(count + 1, sizeof(*tasks));
+    TL_CHECK(tasks);
+    tl_launch_place(launch, TL_LAUNCH_BLOCK, tasks);
+    for (uint32_t i = 0; i < count; i++)
+        TL_CHECK(tasks[i].place < tasks[i].host->task_count);
+    free(tasks);
+    tl_launch_fini(launch);
+}
+
+static void try_launch(const char *text, size_t len_bytes)
+{
+    struct tl_launch launch = {0};
+    struct tl_error error = {0};
+    char host[TL_LAUNCH_HOST_BYTES], *copy = strndup(text, len_bytes);
+    TL_CHECK(copy);
+    check_launch(&launch, tl_launch_add_slurm(&launch, copy, NULL, 1, &error), &error);
+    check_launch(&launch, tl_launch_add_slurm(&launch, "a,b[1-3]", copy, 0, &error), &error);
+    enum tl_status status = tl_launch_expand(copy, "ps", 7, 2, host, &error);
+    if (status != TL_OK) check_error(status, &error);
+    check_launch(&launch, tl_launch_add_hostfile(&launch, copy, 0, &error), &error);
+    free(copy);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
 {
     const char *text = (const char *)data;
@@ -198,5 +230,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
     try_scanner(text, len_bytes);
     try_address(text, len_bytes);
     try_environment(text, len_bytes);
+    try_launch(text, len_bytes);
     return 0;
 }

@@ -80,7 +80,7 @@ class Usage(cli_support.Case):
         self.assert_error(2, "which files\\?", "push")
         self.assert_error(2, "which tensors\\?", "rm")
         self.assert_error(2, "which cluster\\?", "up")
-        self.assert_error(2, "check, show or from-env\\?", "config")
+        self.assert_error(2, "check, show, from-env, from-slurm, .*or from-hostfile\\?", "config")
         self.assert_error(2, "which file\\?", "config", "check")
         self.assert_error(1, "whose health\\?", "health")
 
@@ -280,7 +280,7 @@ class Config(cli_support.Case):
 
     def test_unknown_action(self):
         self.assert_error(2, "did you mean check\\?", "config", "chek", "x")
-        self.assert_error(2, "there are check, show and from-env", "config", "qqqqqq")
+        self.assert_error(2, "there are check, show, from-env, from-slurm", "config", "qqqqqq")
 
     def test_tables_fit_the_terminal(self):
         config = self.cluster(ps=1, extra={"publish": ["a" * 40 + f"{i}" for i in range(5)]}).path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deploy/slurm.sh, with a scontrol and an srun that imitate an allocation on this machine.
+"""deploy/slurm.sh, with an srun that imitates an allocation on this machine.
 
 First the cluster.json of an allocation, then the whole script with real workers on 127.0.0.1 and 127.0.0.2.
 """
@@ -15,11 +15,6 @@ import unittest
 SCRIPT = pathlib.Path(os.environ["TENSORLANE_SOURCE"], "deploy/slurm.sh")
 PROGRAM = os.environ["TENSORLANE"]
 
-SCONTROL = """#!/bin/bash
-[[ $1 == show && $2 == hostnames && $3 == "$SLURM_JOB_NODELIST" ]] || exit 1
-[[ $3 == broken ]] && exit 1
-tr , '\\n' <<< "$3"
-"""
 # One node stands for all: its `up` starts every task, because all their hosts are this machine.
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
@@ -45,15 +40,14 @@ class Slurm(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name)
-        for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
-            path = self.folder / name
-            path.write_text(text, encoding="ascii")
-            path.chmod(0o755)
+        path = self.folder / "srun"
+        path.write_text(SRUN, encoding="ascii")
+        path.chmod(0o755)
 
     def run_script(self, *arguments, nodes="n1,n2,n3", **settings):
         environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": nodes,
-                       "SLURM_JOB_ID": "42", "TENSORLANE_DIR": str(self.folder), "TENSORLANE_PROGRAM": PROGRAM,
-                       **settings}
+                       "SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": str(1 + (nodes or "").count(",")),
+                       "TENSORLANE_DIR": str(self.folder), "TENSORLANE_PROGRAM": PROGRAM, **settings}
         if nodes is None:
             del environment["SLURM_JOB_NODELIST"]
         return subprocess.run(["bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True,
@@ -70,31 +64,36 @@ class Slurm(unittest.TestCase):
         self.assertIn(expected, result.stderr)
 
     def test_first_node_is_ps_and_the_others_are_workers(self):
-        self.assertEqual(self.cluster(), {"cluster": {"ps": ["n1:4000"], "worker": ["n2:4001", "n3:4001"]}})
+        self.assertEqual(self.cluster(), {"cluster": {"ps": ["n1:4000"], "worker": ["n2:4000", "n3:4000"]}})
 
     def test_count_of_ps_and_port(self):
         self.assertEqual(self.cluster(TENSORLANE_PS="2", TENSORLANE_PORT="700"),
-                         {"cluster": {"ps": ["n1:700", "n2:700"], "worker": ["n3:701"]}})
+                         {"cluster": {"ps": ["n1:700", "n2:700"], "worker": ["n3:700"]}})
 
     def test_one_node_has_both(self):
         self.assertEqual(self.cluster(nodes="only"), {"cluster": {"ps": ["only:4000"], "worker": ["only:4001"]}})
 
+    def test_when_all_nodes_have_ps_all_have_worker_too(self):
+        self.assertEqual(self.cluster(nodes="a,b", TENSORLANE_PS="2"),
+                         {"cluster": {"ps": ["a:4000", "b:4000"], "worker": ["a:4001", "b:4001"]}})
+
     def test_without_ps(self):
-        self.assertEqual(self.cluster(nodes="a,b", TENSORLANE_PS="0"), {"cluster": {"worker": ["a:4001", "b:4001"]}})
+        self.assertEqual(self.cluster(nodes="a,b", TENSORLANE_PS="0"), {"cluster": {"worker": ["a:4000", "b:4000"]}})
 
     def test_settings_are_kept_and_their_cluster_is_not(self):
         path = self.folder / "settings.json"
         path.write_text('{"cluster": {"old": ["x:1"]}, "checksum": true}', encoding="utf-8")
         self.assertEqual(self.cluster(nodes="a,b", TENSORLANE_SETTINGS=str(path)),
-                         {"cluster": {"ps": ["a:4000"], "worker": ["b:4001"]}, "checksum": True})
+                         {"cluster": {"ps": ["a:4000"], "worker": ["b:4000"]}, "checksum": True})
 
     def test_refusals(self):
         self.assert_refused("only 3 nodes", TENSORLANE_PS="4")
         self.assert_refused("no number", TENSORLANE_PS="-1")
-        self.assert_refused("TENSORLANE_PORT=65535", TENSORLANE_PORT="65535")
-        self.assert_refused("is no host name", nodes='a","b')
-        self.assert_refused("scontrol does not know", nodes="broken")
-        self.assert_refused("inside an allocation", nodes=None)
+        self.assert_refused("from port 65535 on", TENSORLANE_PORT="65535", TENSORLANE_PS="3")
+        self.assert_refused("--port", TENSORLANE_PORT="no")
+        self.assert_refused("is no name of a host", nodes='a","b')
+        self.assert_refused("a bracket is not closed", nodes="n[1-2")
+        self.assert_refused("SLURM_JOB_NODELIST is not set", nodes=None)
 
     def test_published_files_are_relative_to_the_settings(self):
         (self.folder / "there").mkdir()
@@ -107,14 +106,13 @@ class Slurm(unittest.TestCase):
         (self.folder / "there").mkdir()
         path = self.folder / "there/settings.json"
         settings = {"local": {"socket_folder": "sockets"},
-                    "jobs": {"ps": {"local": {"socket_folder": "/run/ps"}}, "worker": {"local": {"socket_folder": ""}}},
-                    "tasks": {"/job:ps/task:0": {"local": {"socket_folder": "first"}}}}
+                    "jobs": {"ps": {"local": {"socket_folder": "/run/ps"}}, "worker": {"local": {"socket_folder": ""},
+                             "tasks": {"0": {"local": {"socket_folder": "first"}}}}}}
         path.write_text(json.dumps({"cluster": {}, **settings}), encoding="utf-8")
         cluster = self.cluster(nodes="a,b", TENSORLANE_SETTINGS=str(path))
         self.assertEqual(cluster["local"], {"socket_folder": str(self.folder / "there/sockets")})
+        settings["jobs"]["worker"]["tasks"]["0"]["local"]["socket_folder"] = str(self.folder / "there/first")
         self.assertEqual(cluster["jobs"], settings["jobs"])
-        self.assertEqual(cluster["tasks"]["/job:ps/task:0"]["local"],
-                         {"socket_folder": str(self.folder / "there/first")})
 
     def test_certificates_are_relative_to_the_settings(self):
         (self.folder / "there").mkdir()
@@ -126,10 +124,10 @@ class Slurm(unittest.TestCase):
 
     def test_settings_that_cannot_be_read(self):
         nowhere = self.folder / "nowhere.json"
-        self.assert_refused(f"slurm.sh: TENSORLANE_SETTINGS={nowhere}: No such file", TENSORLANE_SETTINGS=str(nowhere))
+        self.assert_refused(f"--settings {nowhere}: No such file", TENSORLANE_SETTINGS=str(nowhere))
         broken = self.folder / "broken.json"
         broken.write_text("{", encoding="utf-8")
-        self.assert_refused(f"slurm.sh: TENSORLANE_SETTINGS={broken}: ", TENSORLANE_SETTINGS=str(broken))
+        self.assert_refused(f"--settings {broken}: ", TENSORLANE_SETTINGS=str(broken))
 
     def test_help_and_what_is_wrong_with_the_command_line(self):
         result = self.run_script("--help")

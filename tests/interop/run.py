@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests that need packages from PyPI, and prints a line for each: passed, failed or skipped.
 
-    run.py     with the programs of build/release
+    run.py [NAME...]    with the programs of build/release; NAME: only these tests, as ray_test
 
 interop/NAME_test.py        tests with current versions of other projects' packages
 integration/foreign_*.py    the tests with foreign gRPC clients, run with the current gRPC and protobuf
 
-The packages are installed once, into a virtual environment in build/interop. Each line is "OUTCOME NAME"; for a skipped
-test it ends with what the test lacked. The output of a failed test follows on lines of its own, indented.
+packages.ini says which packages each test needs. They are installed once, into virtual environments in build/interop.
+Each line is "OUTCOME NAME"; for a skipped test it ends with what the test lacked. The output of a failed test follows
+on lines of its own, indented.
 """
+import configparser
 import os
 import pathlib
 import subprocess
@@ -20,21 +22,24 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))
 from pypi import Missing, run  # noqa: E402
 
 FOLDER = ROOT / "build" / "interop"
-PACKAGES = ["grpcio", "grpcio-tools", "ml_dtypes", "numpy", "safetensors"]
-FOREIGN = ["foreign_client_test.py", "foreign_exchange_test.py"]
 SKIPPED = 77
 TEST_SEC = 300
 
 
-def install():
-    """Returns the Python that has the packages."""
-    python, complete = FOLDER / "bin" / "python", FOLDER / "complete"
-    if complete.exists() and complete.read_text() == " ".join(PACKAGES):
+def install(name, packages, alone):
+    """Returns the Python of the environment that has the packages."""
+    home = FOLDER / name
+    python, complete = home / "bin" / "python", home / "complete"
+    wanted = " ".join([*packages, "alone:", *alone])
+    if complete.exists() and complete.read_text() == wanted:
         return python
-    run([sys.executable, "-m", "venv", "--clear", FOLDER], "python3 -m venv (Debian: python3-venv)")
-    run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES],
-        f"pip install {' '.join(PACKAGES)} (is PyPI reachable?)")
-    complete.write_text(" ".join(PACKAGES))
+    run([sys.executable, "-m", "venv", "--clear", home], "python3 -m venv (Debian: python3-venv)")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if packages:
+        run([*pip, *packages], f"pip install {' '.join(packages)} (is PyPI reachable?)")
+    if alone:
+        run([*pip, "--no-deps", *alone], f"pip install --no-deps {' '.join(alone)} (is PyPI reachable?)")
+    complete.write_text(wanted)
     return python
 
 
@@ -67,25 +72,41 @@ def run_test(python, messages, path):
     return {0: "passed", SKIPPED: "skipped"}.get(result.returncode, "failed"), result.stdout
 
 
+def find(name):
+    """Returns the path of a test."""
+    path = pathlib.Path(__file__).with_name(f"{name}.py")
+    return path if path.exists() else ROOT / "tests" / "integration" / f"{name}.py"
+
+
+def report(python, messages, name):
+    """Runs a test and prints how it went. Returns whether it has failed."""
+    outcome, output = run_test(python, messages, find(name))
+    lines = output.strip().splitlines()
+    print(f"{outcome} {name}", lines[-1] if outcome == "skipped" and lines else "", flush=True)
+    if outcome == "failed":
+        print("\n".join("    " + line for line in lines), flush=True)
+    return outcome == "failed"
+
+
 def main():
-    tests = sorted(pathlib.Path(__file__).parent.glob("*_test.py"))
-    tests += [ROOT / "tests" / "integration" / name for name in FOREIGN]
-    try:
-        python = install()
-        messages = generate(python)
-    except (Missing, OSError) as error:
-        for test in tests:
-            print(f"skipped {test.stem} {error}", flush=True)
-        return 0
-    has_failed = False
-    for test in tests:
-        outcome, output = run_test(python, messages, test)
-        lines = output.strip().splitlines()
-        print(f"{outcome} {test.stem}", lines[-1] if outcome == "skipped" and lines else "", flush=True)
-        if outcome == "failed":
-            has_failed = True
-            print("\n".join("    " + line for line in lines), flush=True)
-    return int(has_failed)
+    pins = configparser.ConfigParser()
+    pins.read(pathlib.Path(__file__).with_name("packages.ini"), encoding="utf-8")
+    messages, failed = None, 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in pins.sections():
+        section = pins[name]
+        tests = [test for test in section.get("tests", "").split() if test in (sys.argv[1:] or [test])]
+        if not tests and messages:
+            continue
+        try:
+            python = install(name, section.get("packages", "").split(), section.get("alone", "").split())
+            messages = messages or generate(python)
+        except (Missing, OSError) as error:
+            for test in tests:
+                print(f"skipped {test} {error}", flush=True)
+            continue
+        failed += sum([report(python, messages, test) for test in tests])
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
