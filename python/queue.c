@@ -7,10 +7,8 @@
  */
 #include "python/worker.h"
 
-#include <poll.h>
-
-/* Signals are looked for so often. */
-#define WAIT_MS 50
+/* What waits looks so often whether it shall end. */
+#define WAIT_NS INT64_C(50000000)
 
 struct queue_object {
     PyObject_HEAD PyObject *module_object; /* so that the state stays; it is given back last */
@@ -110,39 +108,50 @@ static int append(PyObject *list, struct py_result *result)
     return failed ? -1 : 0;
 }
 
+#define CAPACITY 64
+
+/* Puts what completions bring into a list, in the form of append. */
+static void append_all(PyObject *self, PyObject *list, struct tl_completion *completions, size_t count)
+{
+    struct py_result result;
+    for (size_t i = 0; i < count; i++)
+        if (py_op_take(queue_of(self)->core, &completions[i], &result) && append(list, &result) != 0)
+            PyErr_WriteUnraisable(self);
+}
+
 static PyObject *queue_drain(PyObject *self, PyObject *unused)
 {
     (void)unused;
     struct queue_object *of = queue_of(self);
-    struct tl_completion completions[64];
-    struct py_result result;
+    struct tl_completion completions[CAPACITY];
     PyObject *list = PyList_New(0);
     if (list == NULL || py_module_is_forked(of->core->module)) return list;
     size_t count;
     do { /* once more when the worker is closed, since nothing waits for the descriptor any more */
-        count = tl_cq_poll(of->queue->cq, completions, sizeof(completions) / sizeof(completions[0]));
-        for (size_t i = 0; i < count; i++) {
-            if (py_op_take(of->core, &completions[i], &result) && append(list, &result) != 0)
-                PyErr_WriteUnraisable(self);
-        }
+        count = tl_cq_poll(of->queue->cq, completions, CAPACITY);
+        append_all(self, list, completions, count);
     } while (count > 0 && of->core->worker == NULL);
     py_releases_run(of->core->module->releases);
     return list;
 }
 
-/* Returns soon, so that what calls it can look whether there is still something to wait for. */
-static PyObject *queue_wait(PyObject *self, PyObject *unused)
+/* It returns soon, so that what calls it can look whether there is still something to wait for. Results are in the list
+ * whatever exception a signal raises next. */
+static PyObject *queue_wait(PyObject *self, PyObject *list)
 {
-    struct py_core *core = queue_of(self)->core;
-    if (py_module_is_forked(core->module)) {
-        py_core_check(core);
+    struct queue_object *of = queue_of(self);
+    struct tl_completion completions[CAPACITY];
+    if (py_module_is_forked(of->core->module)) {
+        py_core_check(of->core);
         return NULL;
     }
-    struct pollfd descriptor = {.fd = tl_cq_fd(queue_of(self)->queue->cq), .events = POLLIN};
+    size_t count;
     Py_BEGIN_ALLOW_THREADS;
-    (void)!poll(&descriptor, 1, WAIT_MS);
+    count = tl_cq_wait(of->queue->cq, completions, CAPACITY, WAIT_NS);
     Py_END_ALLOW_THREADS;
-    return PyErr_CheckSignals() == 0 ? queue_drain(self, unused) : NULL;
+    append_all(self, list, completions, count);
+    py_releases_run(of->core->module->releases);
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
@@ -150,7 +159,7 @@ static PyMethodDef methods[] = {
     {"drain", queue_drain, METH_NOARGS,
      "Returns results that are there, of 64 completions at most, or of all when the worker is closed: (token, value, "
      "error, is_over) for each."},
-    {"wait", queue_wait, METH_NOARGS, "Waits for results for 50 ms at most, and drains them; Ctrl-C ends it."},
+    {"wait", queue_wait, METH_O, "Waits for results for 50 ms at most, and appends them to a list."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,6 +12,7 @@ import atexit
 import collections
 import json
 import os
+import threading
 import time
 import types
 import typing
@@ -86,33 +87,30 @@ class _Stream:
 class _Subscription:
     """What both kinds of subscriptions have in common."""
 
-    def __init__(self, worker, stream, op):
+    def __init__(self, worker, op):
         self._worker = worker
-        self._stream = stream
         self._op = op
         self._is_closed = False
-
-    def _take(self, stop):
-        """Returns the next result; raises its error, or `stop` if none follows."""
-        if self._is_closed or not self._stream.results:
-            raise stop
-        value, error = self._stream.results.popleft()
-        if error is not None:
-            raise error
-        return value
 
     def close(self):
         if not self._is_closed:
             self._is_closed = True
             self._worker._cancel(self._op)
-            self._stream.results.clear()
-            self._stream.wake()
+            self._forget()
 
     def __del__(self):
         self.close()
 
 
 class Subscription(_Subscription):
+    def __init__(self, worker, op, stream):
+        self._stream = stream
+        super().__init__(worker, op)
+
+    def _forget(self):
+        self._stream.results.clear()
+        self._stream.wake()
+
     def __aiter__(self):
         return self
 
@@ -126,7 +124,12 @@ class Subscription(_Subscription):
                 await stream.waiter
             finally:
                 stream.waiter = None
-        return self._take(StopAsyncIteration)
+        if self._is_closed or not stream.results:
+            raise StopAsyncIteration
+        value, error = stream.results.popleft()
+        if error is not None:
+            raise error
+        return value
 
     async def __aenter__(self):
         return self
@@ -136,22 +139,38 @@ class Subscription(_Subscription):
 
 
 class BlockingSubscription(_Subscription):
-    def __init__(self, worker, stream, op, queue, timeout):
-        super().__init__(worker, stream, op)
+    def __init__(self, worker, op, results, queue, timeout):
+        self._results = results
         self._queue = queue
         self._timeout = float("inf") if timeout is None else timeout
+        self._is_over = False
+        self._lock = threading.Lock()
+        super().__init__(worker, op)
+
+    def _forget(self):
+        self._results.clear()
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        stream = self._stream
         deadline = time.monotonic() + self._timeout
-        while not stream.results and not stream.is_over and not self._is_closed:
-            _deliver(self._queue.wait())
-            if not stream.results and time.monotonic() >= deadline:
+        while not self._is_closed:
+            with self._lock:
+                if self._results:
+                    _, value, error, self._is_over = self._results[0]
+                    del self._results[0]
+                    break
+            if self._is_over:
+                raise StopIteration
+            if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"no value came within {self._timeout} s")
-        return self._take(StopIteration)
+            self._queue.wait(self._results)
+        else:
+            raise StopIteration
+        if error is not None:
+            raise error
+        return value
 
     def __enter__(self):
         return self
@@ -162,11 +181,7 @@ class BlockingSubscription(_Subscription):
 
 def _drain(queue):
     """Hands over what has completed. An event loop calls it when the queue's descriptor is readable."""
-    _deliver(queue.drain())
-
-
-def _deliver(results):
-    for token, value, error, is_over in results:
+    for token, value, error, is_over in queue.drain():
         if token is None:
             continue
         if isinstance(token, _Stream):
@@ -287,12 +302,12 @@ class Worker(_tensorlane.Worker):
     def subscribe(self, peer, key, from_step=0, *, count=2, into=None, checksum=False):
         _, queue = self._queue()
         stream = _Stream()
-        return Subscription(self, stream, self._subscribe(queue, stream, peer, key, from_step, count, into, checksum))
+        return Subscription(self, self._subscribe(queue, stream, peer, key, from_step, count, into, checksum), stream)
 
     def subscribe_wait(self, peer, key, from_step=0, *, count=2, into=None, timeout=None, checksum=False):
-        queue, stream = self._create_queue(), _Stream()
-        op = self._subscribe(queue, stream, peer, key, from_step, count, into, checksum)
-        return BlockingSubscription(self, stream, op, queue, timeout)
+        queue, results = self._create_queue(), []
+        op = self._subscribe(queue, True, peer, key, from_step, count, into, checksum)
+        return BlockingSubscription(self, op, results, queue, timeout)
 
     # --------------------------------------------------------------------------------------------------- at a peer --
 

@@ -397,12 +397,13 @@ class Worker:
                               ) -> tuple[dict[str, Tensor], int]:
         """Receives all tensors of a model, of one step that is at least `step`. Returns them by name, and their step.
 
-        into: a module of torch or a mapping, whose tensors are written; names, dtypes and shapes are checked before.
+        into: a module of torch or a mapping, whose tensors are written; names, dtypes and shapes are checked before. Of
+        a DTensor only the part that this process has travels (placements Shard and Replicate), and is returned.
         When the peer publishes a later step meanwhile, that is received instead; after an error the contents are
         undefined. timeout: of each of the calls that it consists of. progress: is called with the bytes that have come
         and all bytes, after each 64 MiB; without into once, at the end.
         Raises InvalidArgument: the names differ. FailedPrecondition: a dtype or shape differs, or names of `into` share
-        memory that do not at the peer. What recv raises.
+        memory that do not at the peer. Unimplemented: a DTensor with another placement. What recv raises.
         """
     def pull_state_dict_wait(self, peer: Peer, step: int = 0, *, into: typing.Any = None, prefix: str = "model",
                              timeout: typing.Optional[float] = None,

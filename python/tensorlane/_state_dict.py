@@ -5,25 +5,24 @@ Each tensor is published under "PREFIX/NAME", and last of all an index under PRE
 and shape. So a peer that has received an index finds all tensors of its step or of later ones. A tensor of a later step
 says that the owner has published again meanwhile; then all is received again. Names that share memory (tied weights)
 have one key.
+
+A pull into a DTensor receives the part that this process has of it (_shards.py).
 """
 import json
+import typing
 
-from ._tensorlane import copy, wrap
+from . import _shards
+from ._tensorlane import Tensor, copy, wrap
 from .errors import FailedPrecondition, InvalidArgument, Unimplemented
 
 # With progress to be shown, so many bytes are asked for at once.
 GROUP_BYTES = 64 << 20
 
 
-def _tensors_of(state):
+def _values_of(state):
     """Returns the tensors of a module or mapping by name, those of torch without their gradients."""
     items = state.state_dict() if hasattr(state, "state_dict") else state
-    tensors = {}
-    for name, value in items.items():
-        if hasattr(value, "placements"):
-            raise Unimplemented(f"{name} is a DTensor, of which this process has a part only")
-        tensors[name] = value.detach() if hasattr(value, "detach") else value
-    return tensors
+    return {name: value.detach() if hasattr(value, "detach") else value for name, value in items.items()}
 
 
 def _memory_of(tensor):
@@ -34,7 +33,9 @@ def _memory_of(tensor):
 def prepare(state, prefix, copies):
     """Returns [(key, tensor)] to publish, the index last."""
     keys, index, items = {}, {}, []
-    for name, value in _tensors_of(state).items():
+    for name, value in _values_of(state).items():
+        if _shards.is_sharded(value):
+            raise Unimplemented(f"{name} is a DTensor, of which this process has a part only")
         tensor = wrap(value)
         memory = _memory_of(tensor) if tensor.nbytes else name
         if memory not in keys:
@@ -44,24 +45,46 @@ def prepare(state, prefix, copies):
     return [*items, (prefix, json.dumps(index).encode())]
 
 
+# ---------------------------------------------------------------------------------------------------- destinations --
+
+class _Destination(typing.NamedTuple):
+    tensor: Tensor  # what this process has
+    shape: tuple  # of the whole
+    part: object  # which part of the whole that is, a Box; None: all
+
+
+def _destinations_of(state):
+    destinations = {}
+    for name, value in _values_of(state).items():
+        if _shards.is_sharded(value):
+            local, part = _shards.local_part(name, value)
+            destinations[name] = _Destination(wrap(local), tuple(value.shape), part)
+        else:
+            tensor = wrap(value)
+            destinations[name] = _Destination(tensor, tensor.shape, None)
+    return destinations
+
+
 def _check(index, into):
     """Raises an error that names what does not fit, before a byte is received."""
     missing, unexpected = sorted(index.keys() - into.keys()), sorted(into.keys() - index.keys())
     if missing or unexpected:
         raise InvalidArgument(f"the names differ: the peer has also {missing}, and lacks {unexpected}")
-    wrong = [f"{name} is {of['dtype']} {tuple(of['shape'])}, not {into[name].dtype} {into[name].shape}"
-             for name, of in index.items() if (of["dtype"], tuple(of["shape"])) != (into[name].dtype, into[name].shape)]
+    wrong = [f"{name} is {of['dtype']} {tuple(of['shape'])}, not {into[name].tensor.dtype} {into[name].shape}"
+             for name, of in index.items()
+             if (of["dtype"], tuple(of["shape"])) != (into[name].tensor.dtype, into[name].shape)]
     if wrong:
         raise FailedPrecondition("at the peer " + "; ".join(wrong))
-    shared = [f"{name} and {other}" for name, other in _overlaps(into) if index[name]["key"] != index[other]["key"]]
+    shared = [f"{name} and {other}" for name, other in _overlaps(into)
+              if (index[name]["key"], into[name].part) != (index[other]["key"], into[other].part)]
     if shared:
         raise FailedPrecondition("names that share memory are apart at the peer: " + "; ".join(shared))
 
 
-def _overlaps(tensors):
+def _overlaps(destinations):
     """Yields pairs of names that share memory, for each name one with which it does."""
-    spans = sorted((tensor.__dlpack_device__(), tensor._address, tensor.nbytes, name)
-                   for name, tensor in tensors.items() if tensor.nbytes)
+    spans = sorted((of.tensor.__dlpack_device__(), of.tensor._address, of.tensor.nbytes, name)
+                   for name, of in destinations.items() if of.tensor.nbytes)
     last_device, last_end, last_name = None, 0, None  # of all that came before, what reaches farthest
     for device, address, size, name in spans:
         if device == last_device and address < last_end:
@@ -70,11 +93,13 @@ def _overlaps(tensors):
             last_device, last_end, last_name = device, address + size, name
 
 
+# --------------------------------------------------------------------------------------------------------- pulling --
+
 def _groups(sizes, group_bytes):
-    """Divides keys into groups of at least so many bytes."""
+    """Divides what is to be received into groups of at least so many bytes."""
     group, total = [], 0
-    for key, size in sizes.items():
-        group.append(key)
+    for item, size in sizes.items():
+        group.append(item)
         total += size
         if total >= group_bytes:
             yield group
@@ -85,39 +110,50 @@ def _groups(sizes, group_bytes):
 
 def pull(peer, into, step, prefix, timeout, progress):
     """Yields (call, arguments, options) for what is to be received, and is sent the result. Returns (tensors, step)."""
-    tensors = None if into is None else {name: wrap(value) for name, value in _tensors_of(into).items()}
+    destinations = None if into is None else _destinations_of(into)
     while True:
         got = yield "recv", (peer, prefix, step), {"timeout": timeout}
         index = json.loads(bytes(got))
-        if tensors is not None:
-            _check(index, tensors)
-        arrived = yield from _pull_step(peer, index, tensors, got.step, timeout, progress)
-        if arrived is None:  # a later step came in between
-            step = got.step + 1
-            continue
-        return {name: arrived[of["key"]] for name, of in index.items()}, got.step
+        if destinations is not None:
+            _check(index, destinations)
+        arrived = yield from _pull_step(peer, index, destinations, got.step, timeout, progress)
+        if arrived is not None:
+            return arrived, got.step
+        step = got.step + 1  # a later step came in between
 
 
 def _pull_step(peer, index, into, step, timeout, progress):
-    """Returns the tensors by key, None if one is of a later step. Names of one key are filled by the first of them."""
-    of_key = {}
+    """Returns the tensors by name, None if one is of a later step. What several names are, the same key and part, comes
+    once and fills the first of them."""
+    names_of = {}
     for name, of in index.items():
-        of_key.setdefault(of["key"], []).append(name)
-    sizes = {key: into[names[0]].nbytes if into is not None else 0 for key, names in of_key.items()}
-    total, done, arrived = sum(sizes.values()), 0, {}
-    for group in _groups(sizes, GROUP_BYTES if progress else float("inf")):
-        destinations = None if into is None else [into[of_key[key][0]] for key in group]
-        results = yield "recv_many", (peer, group, step), {"into": destinations, "timeout": timeout}
+        names_of.setdefault((of["key"], into[name].part if into is not None else None), []).append(name)
+    sizes = {item: into[names[0]].tensor.nbytes if into is not None else 0 for item, names in names_of.items()}
+    arrived = {item: into[names[0]].tensor for item, names in names_of.items() if _is_nothing(item[1])}
+    total, done = sum(sizes.values()), 0
+    wanted = {item: size for item, size in sizes.items() if item not in arrived}
+    for group in _groups(wanted, GROUP_BYTES if progress else float("inf")):
+        options = {"into": None, "parts": None, "timeout": timeout}
+        if into is not None:
+            options["into"] = [into[names_of[item][0]].tensor for item in group]
+            parts = [part for _, part in group]
+            options["parts"] = parts if any(parts) else None
+        results = yield "recv_many", (peer, [key for key, _ in group], step), options
         if any(result.step != step for result in results):
             return None
         arrived.update(zip(group, results))
         done += sum(result.nbytes for result in results)
         if progress:
             progress(done, max(total, done))
-    for key, names in of_key.items() if into is not None else ():
+    for item, names in names_of.items() if into is not None else ():
         for name in names[1:]:
-            _fill(into[name], arrived[key])
-    return arrived
+            _fill(into[name].tensor, arrived[item])
+    by_name = {name: arrived[item] for item, names in names_of.items() for name in names}
+    return {name: by_name[name] for name in index}
+
+
+def _is_nothing(part):
+    return part is not None and 0 in part.size
 
 
 def _fill(destination, source):

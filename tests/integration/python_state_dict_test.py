@@ -29,6 +29,30 @@ class Module:
         return {name: types.SimpleNamespace(detach=lambda array=array: array) for name, array in self.arrays.items()}
 
 
+class Shard:
+    def __init__(self, dim):
+        self.dim = dim
+
+
+class Replicate:
+    pass
+
+
+class Partial:
+    pass
+
+
+class Sharded:
+    """As a DTensor: a process at a place of a mesh has a part of it."""
+
+    def __init__(self, shape, local, placements, mesh, place):
+        self.shape, self.local, self.placements = shape, local, placements
+        self.device_mesh = types.SimpleNamespace(size=lambda dim: mesh[dim], get_coordinate=lambda: place)
+
+    def to_local(self):
+        return self.local
+
+
 class StateDicts(WorkersCase):
     def assert_is(self, model, value):
         for name, array in model_of(value).items():
@@ -60,6 +84,60 @@ class StateDicts(WorkersCase):
                                         progress=lambda *both: progress.append(both))
         self.assertEqual(progress, [(120, 300), (240, 300), (300, 300)])
 
+    def pull_shard(self, whole, placements, mesh, place, part):
+        """Pulls into what a place of a mesh has, and checks that this is the part, and that no other byte came."""
+        local = numpy.zeros(whole[part].shape, whole.dtype)
+        sharded = Sharded(whole.shape, local, placements, mesh, place)
+        self.asker.pull_state_dict_wait(self.peer, into={"whole": numpy.zeros_like(whole)})
+        index_bytes = self.asker.recv_wait(self.peer, "model").nbytes
+        before = self.asker.counters()["bytes_received"]
+        got, _ = self.asker.pull_state_dict_wait(self.peer, into={"whole": sharded})
+        numpy.testing.assert_array_equal(local, whole[part])
+        self.assertEqual(got["whole"].shape, local.shape)
+        self.assertEqual(self.asker.counters()["bytes_received"] - before, local.nbytes + index_bytes)
+
+    def test_shards(self):
+        """Of a DTensor only the part travels that this process has; what torch.chunk leaves empty, nothing."""
+        whole = numpy.arange(70, dtype=numpy.float32).reshape(7, 10)
+        self.owner.publish_state_dict({"whole": whole})
+        every = slice(None)
+        for placements, mesh, place, part in (
+                ([Shard(0)], (2,), (0,), slice(0, 4)), ([Shard(0)], (2,), (1,), slice(4, 7)),
+                ([Shard(-1)], (4,), (3,), (every, slice(9, 10))), ([Shard(0)], (5,), (4,), slice(7, 7)),
+                ([Replicate()], (2,), (1,), every), ([Replicate(), Shard(1)], (2, 2), (1, 0), (every, slice(0, 5))),
+                ([Shard(0), Shard(1)], (2, 2), (1, 1), (slice(4, 7), slice(5, 10))),
+                ([Shard(0), Shard(0)], (2, 2), (0, 1), slice(2, 4)),
+                ([Shard(0)], (2,), None, (slice(0, 0), slice(0, 0)))):
+            with self.subTest((placements, mesh, place)):
+                self.pull_shard(whole, placements, mesh, place, part)
+
+    def test_shards_that_do_not_fit(self):
+        whole = numpy.zeros((4, 4))
+        self.owner.publish_state_dict({"whole": whole})
+        for sharded, error in ((Sharded((4, 4), whole[:2], [Partial()], (2,), (0,)), tensorlane.Unimplemented),
+                               (Sharded((4, 4), whole[:1], [Shard(0)], (2,), (0,)), tensorlane.Unimplemented),
+                               (Sharded((4, 8), whole, [Shard(1)], (2,), (0,)), tensorlane.FailedPrecondition)):
+            with self.assertRaises(error):
+                self.asker.pull_state_dict_wait(self.peer, into={"whole": sharded})
+            with self.assertRaises(tensorlane.Unimplemented):
+                self.owner.publish_state_dict({"whole": sharded})
+
+    def test_shards_of_tied_weights(self):
+        """The same part of one key comes once, and different parts of it come apart."""
+        whole = numpy.arange(16.0).reshape(4, 4)
+        self.owner.publish_state_dict({"embedding": whole, "head": whole, "rows": whole})
+        columns, rows = numpy.zeros((4, 2)), numpy.zeros((2, 4))
+        into = {name: Sharded((4, 4), columns, [Shard(1)], (2,), (1,)) for name in ("embedding", "head")}
+        into["rows"] = Sharded((4, 4), rows, [Shard(0)], (2,), (0,))
+        before = self.asker.counters()["tensors_received"]
+        self.asker.pull_state_dict_wait(self.peer, into=into)
+        numpy.testing.assert_array_equal(columns, whole[:, 2:])
+        numpy.testing.assert_array_equal(rows, whole[:2])
+        self.assertEqual(self.asker.counters()["tensors_received"] - before, 3)
+        into["rows"] = Sharded((4, 4), columns.reshape(2, 4), [Shard(0)], (2,), (0,))
+        with self.assertRaisesRegex(tensorlane.FailedPrecondition, "share memory"):
+            self.asker.pull_state_dict_wait(self.peer, into=into)
+
     def test_tied_weights(self):
         """They travel once, also into a module that has them apart."""
         self.owner.publish_state_dict(model_of(1))
@@ -82,7 +160,7 @@ class StateDicts(WorkersCase):
             self.asker.pull_state_dict_wait(self.peer, into=into)
         self.assert_is({**into, "layer.bias": model_of(0)["layer.bias"], "step": numpy.array(0)}, 0)
         with self.assertRaises(tensorlane.Unimplemented):
-            self.owner.publish_state_dict({"sharded": types.SimpleNamespace(placements=[])})
+            self.owner.publish_state_dict({"sharded": Sharded((1,), b"0", [], (), ())})
 
     def test_memory_that_is_shared_only_here(self):
         self.owner.publish_state_dict({"one": numpy.ones(8), "two": numpy.zeros(8), "none": numpy.zeros(0)})

@@ -73,6 +73,10 @@ class Calls(WorkersCase):
             self.assertEqual([bytes(got) for got in driven.recv_many_wait(peer, ["values"] * 3)], [b"1234"] * 3)
             with self.assertRaises(tensorlane.DeadlineExceeded):
                 driven.recv_wait(peer, "none", timeout=0.01)
+            for value in driven.subscribe_wait(peer, "values", timeout=python_support.PATIENCE):
+                self.assertEqual(bytes(value), b"1234")
+                break
+            self.assertEqual(len(driven.list_wait(peer)), 1)
             with self.assertRaisesRegex(tensorlane.FailedPrecondition, "progress"):
                 asyncio.run(driven.recv(peer, "values"))
         with self.assertRaises(ValueError):
