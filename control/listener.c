@@ -40,8 +40,6 @@
 /* Connections taken from one socket before the others are looked at. */
 #define MAX_TAKEN 64
 #define PAUSE_MS 100
-/* One for Identify, one for the health check, and as many for another client that asks. */
-#define MAX_SPARES 4
 
 enum listener_state { LISTENER_OPEN, LISTENER_TAKING, LISTENER_ENDING };
 
@@ -50,9 +48,9 @@ struct tl_listener {
     void *context;
     struct pollfd waits[1 + TL_CONTROL_MAX_LISTENS]; /* the first is the event that announces a new state */
     size_t socket_count;
-    atomic_int state;       /* enum listener_state */
-    bool is_short;          /* the thread's: it was said that connections wait */
-    int spares[MAX_SPARES]; /* [spare_count]; the thread's */
+    atomic_int state;                   /* enum listener_state */
+    bool is_short;                      /* the thread's: it was said that connections wait */
+    int spares[TL_LISTENER_MAX_SPARES]; /* [spare_count]; the thread's */
     unsigned spare_count;
     atomic_bool uses_spares;       /* a connection took a spare, and not all have been opened again */
     atomic_int_least64_t short_ns; /* when a connection lacked a descriptor last; 0: never */
@@ -73,7 +71,7 @@ static void log_shortage(struct tl_listener *listener, int error_number)
 /* Opens the spares that are missing, as far as there are descriptors. */
 static void keep_spares(struct tl_listener *listener)
 {
-    while (listener->spare_count < MAX_SPARES) {
+    while (listener->spare_count < TL_LISTENER_MAX_SPARES) {
         int fd = fcntl(listener->waits[0].fd, F_DUPFD_CLOEXEC, 0);
         if (fd < 0) return;
         listener->spares[listener->spare_count++] = fd;
@@ -159,7 +157,7 @@ static void *run(void *argument)
         bool is_taking = state == LISTENER_TAKING;
         eventfd_t ignored;
         /* No event tells that a descriptor is free again: spares that are missing are tried for now and then. */
-        bool is_waiting = is_taking && (is_paused || listener->spare_count < MAX_SPARES);
+        bool is_waiting = is_taking && (is_paused || listener->spare_count < TL_LISTENER_MAX_SPARES);
         (void)poll(listener->waits, is_taking && !is_paused ? 1 + listener->socket_count : 1,
                    is_waiting ? PAUSE_MS : -1);
         if (listener->waits[0].revents != 0) (void)eventfd_read(listener->waits[0].fd, &ignored);

@@ -17,6 +17,10 @@
 
 struct tl_listener;
 
+/* Descriptors that are kept for connections: one for Identify, one for the health check, and as many for another client
+ * that asks. */
+#define TL_LISTENER_MAX_SPARES 4
+
 /* A connection was taken: a non-blocking TCP socket, which is the callee's. Thread: the listener's. */
 typedef void (*tl_connection_fn)(void *context, int fd);
 

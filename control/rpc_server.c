@@ -469,6 +469,7 @@ void tl_rpc_server_stop(struct tl_rpc_server *server, int64_t deadline_ns, void 
 
 bool tl_rpc_server_uses_spares(const struct tl_rpc_server *server)
 {
+    if (server->options.tls != NULL && tl_tls_uses_spares(server->options.tls)) return true;
     return server->listener != NULL && tl_listener_uses_spares(server->listener);
 }
 

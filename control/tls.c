@@ -69,6 +69,11 @@ void tl_tls_accept(struct tl_tls *tls, int connection, tl_tls_accepted_fn accept
     tl_tls_handshakes_accept(tls->handshakes, connection, accepted, context);
 }
 
+bool tl_tls_uses_spares(const struct tl_tls *tls)
+{
+    return tl_tls_handshakes_use_spares(tls->handshakes);
+}
+
 enum tl_status tl_tls_dial(struct tl_tls *tls, struct tl_loop *loop, const struct tl_tls_address *address,
                            tl_tls_dialled_fn dialled, void *owner, struct tl_tls_dial **ret_dial,
                            struct tl_error *ret_error)

@@ -17,6 +17,7 @@
 
 #include <grpc/grpc.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "control/endpoint.h"
@@ -69,6 +70,9 @@ typedef void (*tl_tls_accepted_fn)(void *context, int fd, int connection);
 
 /* Takes over a TCP connection that was accepted. */
 void tl_tls_accept(struct tl_tls *tls, int connection, tl_tls_accepted_fn accepted, void *context);
+
+/* Whether connections that were accepted have taken spare descriptors that could not be opened again yet. */
+bool tl_tls_uses_spares(const struct tl_tls *tls);
 
 struct tl_tls_dial;
 

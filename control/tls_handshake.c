@@ -9,14 +9,18 @@
  * Failure modes: each handshake has a deadline. There are places for MAX_HANDSHAKES connections that were accepted; one
  * more ends the oldest, so that others are served however many say nothing. A client that speaks HTTP/2 without TLS is
  * told so in its language. Each reason of a refusal is logged at most once a minute for each address. Files that have
- * changed and cannot be used are logged once; what was loaded before stays in use.
+ * changed and cannot be used are logged once; what was loaded before stays in use. The pair of sockets behind an
+ * accepted connection is made of spare descriptors when there are no others, so that each connection that the listener
+ * has accepted with one of its spares is served; the thread opens the spares again when others have been closed.
  */
 #include "control/tls_handshake.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,10 +37,14 @@
 #include "base/log.h"
 #include "base/log_limit.h"
 #include "base/thread.h"
+#include "control/listener.h"
 
 #define MAX_HANDSHAKES 1024
 #define MAX_EVENTS 64
 #define PERIOD_NS TL_NS_PER_SEC
+/* A connection needs so many descriptors for its pair of sockets. */
+#define PAIR_DESCRIPTORS 2
+#define MAX_SPARES (TL_LISTENER_MAX_SPARES * PAIR_DESCRIPTORS)
 
 /* A dial, as its owner sees it. It is freed by its last user: the thread, or the loop when it was posted. */
 struct tl_tls_dial {
@@ -84,6 +92,9 @@ struct tl_tls_handshakes {
     struct tl_list accepted; /* the oldest first */
     size_t accepted_count;
     struct tl_list dialled;
+    int spares[MAX_SPARES]; /* [spare_count] */
+    unsigned spare_count;
+    atomic_bool uses_spares;       /* a connection took spares, and not all have been opened again */
     int64_t period_ns;             /* when files are looked at next */
     struct tl_log_limit log_limit; /* for each address and reason */
     uint64_t unlogged_count;       /* refusals since one was logged last */
@@ -184,13 +195,46 @@ static void wait_for(struct tl_tls_handshakes *handshakes, struct handshake *han
     (void)epoll_ctl(handshakes->epoll, EPOLL_CTL_MOD, handshake->connection, &event);
 }
 
+/* Opens the spares that are missing, as far as there are descriptors. */
+static void keep_spares(struct tl_tls_handshakes *handshakes)
+{
+    while (handshakes->spare_count < MAX_SPARES) {
+        int fd = fcntl(handshakes->event, F_DUPFD_CLOEXEC, 0);
+        if (fd < 0) return;
+        handshakes->spares[handshakes->spare_count++] = fd;
+    }
+    atomic_store(&handshakes->uses_spares, false);
+}
+
+/* Closes the spares that a pair of sockets needs; false: there are none. */
+static bool make_way(struct tl_tls_handshakes *handshakes)
+{
+    if (handshakes->spare_count < PAIR_DESCRIPTORS) return false;
+    atomic_store(&handshakes->uses_spares, true);
+    for (unsigned i = 0; i < PAIR_DESCRIPTORS; i++)
+        (void)close(handshakes->spares[--handshakes->spare_count]);
+    return true;
+}
+
+/* As tl_tls_relay_add, with spare descriptors when there are no others. What is dialled gets none: links keep their
+ * connections for long. */
+static enum tl_status add_to_relay(struct tl_tls_handshakes *handshakes, const struct handshake *handshake, int *ret_fd,
+                                   struct tl_error *ret_error)
+{
+    enum tl_status status = tl_tls_relay_add(handshakes->relay, handshake->connection, handshake->session,
+                                             handshake->target, ret_fd, ret_error);
+    if (status != TL_RESOURCE_EXHAUSTED || handshake->dial != NULL || !make_way(handshakes)) return status;
+    return tl_tls_relay_add(handshakes->relay, handshake->connection, handshake->session, handshake->target, ret_fd,
+                            ret_error);
+}
+
 static void handshake_pass(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
 {
     struct tl_error error;
     int fd;
     (void)epoll_ctl(handshakes->epoll, EPOLL_CTL_DEL, handshake->connection, NULL);
     int connection = handshake->connection;
-    if (tl_tls_relay_add(handshakes->relay, connection, handshake->session, handshake->target, &fd, &error) != TL_OK) {
+    if (add_to_relay(handshakes, handshake, &fd, &error) != TL_OK) {
         handshake_fail(handshakes, handshake, &error);
         return;
     }
@@ -462,6 +506,7 @@ static void *run(void *argument)
         take_added(handshakes);
         end_all_late(handshakes);
         maybe_load(handshakes);
+        keep_spares(handshakes);
     }
     return NULL;
 }
@@ -516,6 +561,7 @@ enum tl_status tl_tls_handshakes_create(const struct tl_tls_options *options, st
         status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS handshakes");
     if (status == TL_OK) status = tl_tls_context_load(&handshakes->settings, &handshakes->context, ret_error);
     if (status == TL_OK) status = open_descriptors(handshakes, ret_error);
+    if (status == TL_OK) keep_spares(handshakes);
     if (status == TL_OK) status = tl_thread_start("tl-tls-shake", run, handshakes, &handshakes->thread, ret_error);
     if (status != TL_OK) {
         tl_tls_handshakes_destroy(handshakes);
@@ -549,6 +595,8 @@ void tl_tls_handshakes_destroy(struct tl_tls_handshakes *handshakes)
     tl_tls_context_release(handshakes->context);
     if (handshakes->epoll >= 0) (void)close(handshakes->epoll);
     if (handshakes->event >= 0) (void)close(handshakes->event);
+    while (handshakes->spare_count > 0)
+        (void)close(handshakes->spares[--handshakes->spare_count]);
     pthread_mutex_destroy(&handshakes->mutex);
     tl_log_limit_fini(&handshakes->log_limit);
     for (size_t i = 0; i < TL_ARRAY_COUNT(handshakes->strings); i++)
@@ -570,6 +618,11 @@ static bool add(struct tl_tls_handshakes *handshakes, struct handshake *handshak
         free(handshake);
     }
     return is_added;
+}
+
+bool tl_tls_handshakes_use_spares(const struct tl_tls_handshakes *handshakes)
+{
+    return atomic_load(&handshakes->uses_spares);
 }
 
 void tl_tls_handshakes_accept(struct tl_tls_handshakes *handshakes, int connection, tl_tls_accepted_fn accepted,

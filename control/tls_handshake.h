@@ -24,4 +24,7 @@ enum tl_status tl_tls_handshakes_dial(struct tl_tls_handshakes *handshakes, stru
                                       const struct tl_tls_address *address, tl_tls_dialled_fn dialled, void *owner,
                                       struct tl_tls_dial **ret_dial, struct tl_error *ret_error) TL_MUST_USE;
 
+/* As tl_tls_uses_spares. */
+bool tl_tls_handshakes_use_spares(const struct tl_tls_handshakes *handshakes);
+
 #endif

@@ -328,6 +328,30 @@ class Floods(TlsCase):
         wait_until(lambda: run("health", "--config", cluster.path).returncode == 0, "healthy again",
                    lambda: worker.output)
 
+    def test_spare_descriptors(self):
+        """Where no descriptor is left at all, clients are served by those that are kept for them, again and again."""
+        cluster = self.secured(ps=1)
+        worker = cluster.start()
+        ask = ("health", "-addr", cluster.address(), "-tls", "-tls-ca-cert", self.certs / "ca.pem", "-tls-client-cert",
+               self.certs / "client.pem", "-tls-client-key", self.certs / "client.key", "-connect-timeout", "60s",
+               "-rpc-timeout", "60s")
+        descriptors = lambda: {int(name) for name in os.listdir(f"/proc/{worker.pid}/fd")}
+        idle = descriptors()
+        self.assert_run(0, *ask)  # What a first connection opens for good is open then.
+        wait_until(lambda: len(descriptors()) <= len(idle) + 1, "the end of the connection", lambda: worker.output)
+        before = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
+        first_free = min(set(range(len(idle) + 2)) - descriptors())
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (first_free, before[1]))
+        for _ in range(3):
+            held = [self.connect(cluster.port(), self.context()) for _ in range(2)]
+            self.assert_run(0, *ask)
+            for connection in held:
+                connection.close()
+            wait_until(lambda: len(descriptors()) == first_free, "the spares", lambda: worker.output)
+        self.assertIn("connections take spare descriptors", worker.output)
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, before)
+        self.assert_healthy(cluster, 1)
+
 
 if __name__ == "__main__":
     cli_support.main()
