@@ -23,7 +23,7 @@ from pypi import Missing, run  # noqa: E402
 
 FOLDER = ROOT / "build" / "interop"
 SKIPPED = 77
-TEST_SEC = 300
+TEST_SEC = 600
 
 
 def install(name, packages, alone):

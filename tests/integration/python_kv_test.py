@@ -1,0 +1,266 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""tensorlane.kv: blocks at an owner that several clients share, its limits, and processes that die."""
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import unittest
+
+from python_support import PACKAGES, PATIENCE, tensorlane, wait_until
+
+from tensorlane import kv
+
+BLOCK = 64 << 10
+OPERATIONS = 10000
+
+
+def block(number, size=BLOCK):
+    return bytes([number % 251]) * size
+
+
+class Owned(unittest.TestCase):
+    limit, ttl = "16MiB", 0
+
+    def setUp(self):
+        self.start()
+        self.cache = self.client()
+
+    def start(self, address="127.0.0.1:0"):
+        self.owner = subprocess.Popen(
+            [sys.executable, "-m", "tensorlane.kv", "--address", address, "--limit", self.limit, "--ttl",
+             str(self.ttl)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, "PYTHONPATH": str(PACKAGES)})
+        self.addCleanup(self.end, self.owner)
+        self.address = self.owner.stdout.readline().split()[-1]
+
+    def end(self, process):
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+    def client(self, **options):
+        client = kv.Client(self.address, **{"timeout": PATIENCE, **options})
+        self.addCleanup(client.close)
+        return client
+
+    def set(self, first, count, size=BLOCK):
+        keys = [f"k{number}" for number in range(first, first + count)]
+        return self.cache.set(keys, [block(number, size) for number in range(first, first + count)])
+
+    def get(self, keys, client=None, size=BLOCK):
+        """Returns the blocks, and None for each that was not there."""
+        into = [bytearray(size) for _ in keys]
+        return [bytes(one) if found else None for one, found in zip(into, (client or self.cache).get(keys, into))]
+
+
+class Blocks(Owned):
+    def test_what_is_set_is_there_for_all(self):
+        self.assertEqual(self.set(0, 20), [True] * 20)
+        other = self.client()
+        self.assertEqual(self.get(["k3", "none", "k19"], other), [block(3), None, block(19)])
+        self.assertEqual(other.exists(["k0", "none", "k1"]), [True, False, True])
+        self.assertEqual(other.remove(["k0", "none"]), [True, False])
+        self.assertEqual(self.cache.exists(["k0", "k1"]), [False, True])
+        self.assertEqual(self.cache.get([], []), [])
+
+    def test_later_blocks_replace_earlier_ones(self):
+        self.set(1, 1)
+        self.assertEqual(self.cache.set(["k1"], [block(9, 1000)]), [True])
+        self.assertEqual(self.get(["k1"], size=1000), [block(9, 1000)])
+        self.assertEqual(self.get(["k1"]), [None])  # of another size
+        self.assertEqual(self.cache.describe()["used_bytes"], 1000)
+
+    def test_keys_of_any_kind(self):
+        keys = ["a/b*c?[d]", "ü" * 300, "x" * 5000, "", "nul\0", "@"]
+        self.assertEqual(self.cache.set(keys, [block(i) for i in range(len(keys))]), [True] * len(keys))
+        self.assertEqual(self.get(keys), [block(i) for i in range(len(keys))])
+
+    def test_many_threads(self):
+        wrong = []
+
+        def use(number):
+            for count in range(20):
+                key = [f"t{number}-{count}"]
+                if self.cache.set(key, [block(number)]) != [True] or self.get(key) != [block(number)]:
+                    wrong.append(key)
+
+        threads = [threading.Thread(target=use, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+
+
+class Limits(Owned):
+    limit = "1MiB"
+
+    def test_the_oldest_blocks_go(self):
+        for first in range(0, 64, 8):
+            self.assertEqual(self.set(first, 8), [True] * 8)
+            described = self.cache.describe()
+            self.assertLessEqual(described["used_bytes"] + described["spare_bytes"], 1 << 20)
+        self.assertEqual(self.cache.exists([f"k{number}" for number in range(64)]), [False] * 48 + [True] * 16)
+        self.assertEqual(described["evicted"], 48)
+        self.assertEqual(self.get(["k63", "k0"]), [block(63), None])
+
+    def test_what_was_used_last_stays(self):
+        self.set(0, 16)
+        self.assertEqual(self.get(["k0"]), [block(0)])
+        self.set(16, 15)
+        self.assertEqual(self.cache.exists(["k0", "k1", "k30"]), [True, False, True])
+
+    def test_what_is_being_received_stays(self):
+        blocks = kv.Blocks(self.worker(), 2000, 0)
+        for key in "ab":
+            self.assertTrue(blocks.reserve(1000))
+            blocks.add(key, tensorlane.empty((1000,), "U8"))
+        self.assertEqual(blocks.find(["a"], lease=1), [True])
+        blocks.find(["b"])
+        self.assertTrue(blocks.reserve(1000))  # of b, which was used later, but is not leased
+        blocks.add("c", tensorlane.empty((1000,), "U8"))
+        self.assertEqual(blocks.find(["a", "b", "c"]), [True, False, True])
+        self.assertEqual(blocks.find(["a", "c"], lease=2), [True, True])
+        self.assertFalse(blocks.reserve(1000))
+        blocks.release(1)
+        self.assertFalse(blocks.reserve(1000))
+        blocks.release(2)
+        self.assertTrue(blocks.reserve(1000))
+
+    def worker(self):
+        worker = tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0")
+        self.addCleanup(worker.close)
+        return worker
+
+    def test_what_does_not_fit_is_refused(self):
+        self.assertEqual(self.cache.set(["big", "small"], [block(1, 2 << 20), block(2)]), [False, True])
+        self.assertEqual(self.cache.describe()["refused"], 1)
+
+    def test_memory_is_used_again(self):
+        for _ in range(30):
+            self.assertEqual(self.set(0, 8), [True] * 8)
+        described = self.cache.describe()
+        self.assertEqual((described["blocks"], described["used_bytes"]), (8, 8 * BLOCK))
+        self.assertLessEqual(described["spare_bytes"], 8 * BLOCK)
+
+
+class Times(Owned):
+    ttl = 1
+
+    def test_blocks_end(self):
+        self.set(0, 4)
+        wait_until(lambda: not any(self.cache.exists(["k0", "k1", "k2", "k3"])), "the blocks end")
+        wait_until(lambda: self.cache.describe()["used_bytes"] == 0, "their memory is free")
+        self.assertEqual(self.cache.describe()["expired"], 4)
+
+
+class Failures(Owned):
+    def test_an_owner_that_dies_and_comes_back(self):
+        self.set(0, 4)
+        self.end_owner()
+        self.assertEqual(self.get(["k0", "k1"]), [None, None])
+        self.assertEqual(self.set(0, 2), [False, False])
+        self.start(self.address)
+        wait_until(lambda: all(self.set(0, 4)), "the owner is found again")
+        self.assertEqual(self.get(["k3"]), [block(3)])
+
+    def end_owner(self):
+        self.owner.kill()
+        self.owner.wait()
+
+    def test_an_owner_that_does_not_answer(self):
+        hasty = self.client(timeout=1)
+        self.assertEqual(hasty.set(["a"], [block(1)]), [True])
+        self.owner.send_signal(signal.SIGSTOP)
+        self.assertEqual(hasty.exists(["a"]), [False])
+        self.owner.send_signal(signal.SIGCONT)
+        wait_until(lambda: hasty.exists(["a"]) == [True], "the owner is asked again")
+
+    def test_an_owner_that_is_not_there(self):
+        self.end_owner()
+        client = self.client(timeout=2)
+        self.assertEqual(client.exists(["a"]), [False])
+
+    def test_a_client_that_dies_while_it_sets(self):
+        script = f"""if True:
+            import os, signal
+            from tensorlane import kv
+            client = kv.Client("{self.address}")
+            client.set(["first"], [b"x" * 65536])
+            print("ready", flush=True)
+            while True:
+                client.set([str(i) for i in range(64)], [b"y" * 65536] * 64)
+        """
+        other = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
+                                 env={**os.environ, "PYTHONPATH": str(PACKAGES)})
+        self.addCleanup(self.end, other)
+        self.assertEqual(other.stdout.readline(), "ready\n")
+        wait_until(lambda: self.cache.describe()["stored"] > 100, "blocks are stored")
+        other.kill()
+        def is_given_back():
+            now = self.cache.describe()
+            return now["used_bytes"] == now["blocks"] * BLOCK
+        wait_until(is_given_back, "what was under way is given back")
+        self.assertEqual(self.get(["first"]), [b"x" * BLOCK])
+
+    def test_closing_ends_calls(self):
+        client = self.client()
+        self.owner.send_signal(signal.SIGSTOP)
+        future = client.submit(client.exists_async, ["a"])
+        client.close()
+        with self.assertRaises(BaseException):
+            future.result(PATIENCE)
+        self.assertRaises(RuntimeError, client.exists, ["a"])
+        self.owner.send_signal(signal.SIGCONT)
+
+
+class Memory(Owned):
+    limit = "1MiB"
+
+    def test_many_operations_leave_the_owner_flat(self):
+        def size():
+            with open(f"/proc/{self.owner.pid}/statm", encoding="ascii") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+        def use(count):
+            for first in range(0, count, 50):
+                keys = [f"k{number}" for number in range(first, first + 50)]
+                self.assertTrue(all(self.cache.set(keys, [block(1, 1024)] * 50)))
+                self.assertTrue(all(self.cache.get(keys, [bytearray(1024) for _ in keys])))
+            return size()
+
+        before = use(3000)
+        self.assertLess(use(OPERATIONS) - before, 4 << 20)
+
+
+class LMCacheCalls(Owned):
+    """The calls that LMCache makes, with its own buffers in ctypes. The interop tests have LMCache itself."""
+
+    def test_calls(self):
+        client = kv.LMCacheClient(self.address)
+        self.addCleanup(client.close)
+        poller = select.poll()
+        poller.register(client.event_fd(), select.POLLIN)
+
+        def complete(number):
+            self.assertTrue(poller.poll(PATIENCE * 1000))
+            (done, is_well, error, results), = client.drain_completions()
+            self.assertEqual((done, error), (number, ""))
+            return is_well, results
+
+        into = bytearray(BLOCK)
+        self.assertEqual(complete(client.submit_batch_set(["a", "b"], [memoryview(block(1)), memoryview(block(2))])),
+                         (True, [True, True]))
+        self.assertEqual(complete(client.submit_batch_exists(["a", "c"])), (True, [True, False]))
+        self.assertEqual(complete(client.submit_batch_get(["b", "c"], [memoryview(into), memoryview(bytearray(4))])),
+                         (True, [True, False]))
+        self.assertEqual(bytes(into), block(2))
+        self.assertEqual(complete(client.submit_batch_delete(["a", "c"])), (True, [True, False]))
+        self.assertEqual(client.drain_completions(), [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
