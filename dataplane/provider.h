@@ -274,6 +274,9 @@ struct tl_provider_ops {
     enum tl_status (*find_memory)(struct tl_queue_pair *pair, const struct tl_descriptor *descriptor,
                                   uint64_t len_bytes, struct tl_peer_memory *ret_memory, int *ret_file,
                                   struct tl_error *ret_error);
+    /* Returns whether all peers have last run on the processor of this thread: none can answer while it polls. NULL:
+     * that cannot be. */
+    bool (*shares_processor)(struct tl_provider *provider);
 };
 
 /* The first member of every provider's own struct. */

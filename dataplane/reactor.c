@@ -233,14 +233,21 @@ void tl_reactor_destroy(struct tl_reactor *reactor)
 
 /* ----------------------------------------------------------------------------------------------------- waiting -- */
 
+bool tl_reactor_shares_processor(const struct tl_reactor *reactor)
+{
+    const struct tl_provider_ops *ops = reactor->provider->ops;
+    return ops->shares_processor != NULL && ops->shares_processor(reactor->provider);
+}
+
 static bool may_spin(const struct tl_reactor *reactor, int64_t now_ns)
 {
     int64_t helper_until_ns = reactor->provider->helper_until_ns;
     return helper_until_ns != 0 ? now_ns < helper_until_ns : now_ns - reactor->idle_since_ns < reactor->spin_ns;
 }
 
-/* Polls until there is a result, attention is wanted, until_ns has come, or spin_ns have gone by (or the time that a
- * helper thread is expected to take). Returns how many events there were. */
+/* Polls until there is a result, attention is wanted, until_ns has come, spin_ns have gone by (or the time that a
+ * helper thread is expected to take), or polling only keeps the peers from their work. Returns how many events there
+ * were. */
 static unsigned spin(struct tl_reactor *reactor, int64_t until_ns)
 {
     if (reactor->busy_count == 0 || reactor->spin_ns <= 0) return 0;
@@ -251,6 +258,7 @@ static unsigned spin(struct tl_reactor *reactor, int64_t until_ns)
             unsigned events = poll_provider(reactor);
             if (events > 0 || tl_reactor_is_wanted(reactor)) return events;
         }
+        if (tl_reactor_shares_processor(reactor)) break;
         if (reactor->provider->helper_until_ns != 0) (void)sched_yield();
         now_ns = tl_clock_now_ns();
     }

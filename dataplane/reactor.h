@@ -57,6 +57,9 @@ void tl_reactor_defer_last(struct tl_reactor *reactor, struct tl_closure *closur
 /* Return the timers and the provider, valid as long as the reactor. */
 struct tl_timers *tl_reactor_timers(struct tl_reactor *reactor);
 struct tl_provider *tl_reactor_provider(struct tl_reactor *reactor);
+
+/* Returns whether no peer can answer while this thread polls, because all of them run on its processor. */
+bool tl_reactor_shares_processor(const struct tl_reactor *reactor);
 /* Counts work that is under way (+1, -1): while the sum is not 0, the reactor spins before it sleeps. */
 void tl_reactor_busy(struct tl_reactor *reactor, int change);
 

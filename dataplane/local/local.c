@@ -11,6 +11,7 @@
 #include "dataplane/local/local.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -215,6 +216,24 @@ static unsigned provider_poll(struct tl_provider *base)
     return events;
 }
 
+/* Tells peers which processor this thread runs on, too. */
+static bool provider_shares_processor(struct tl_provider *base)
+{
+    uint32_t processor = (uint32_t)sched_getcpu() + 1, peer_count = 0;
+    bool is_elsewhere = false;
+    TL_LIST_FOREACH(&local_provider_of(base)->pairs, link)
+    {
+        struct local_rings *rings = &TL_CONTAINER_OF(link, struct local_pair, link)->rings;
+        if (TL_CONTAINER_OF(link, struct local_pair, link)->state != LOCAL_CONNECTED) continue;
+        if (rings->processor != processor)
+            atomic_store_explicit(&rings->in.head->processor, processor, memory_order_relaxed);
+        rings->processor = processor;
+        is_elsewhere |= atomic_load_explicit(&rings->out.head->processor, memory_order_relaxed) != processor;
+        peer_count++;
+    }
+    return peer_count > 0 && !is_elsewhere;
+}
+
 static bool provider_arm(struct tl_provider *base)
 {
     struct local_provider *provider = local_provider_of(base);
@@ -304,6 +323,7 @@ static const struct tl_provider_ops local_ops = {
     .map = local_map,
     .show_memory = local_show_memory,
     .find_memory = local_find_memory,
+    .shares_processor = provider_shares_processor,
 };
 
 static enum tl_status take_options(struct local_provider *provider, const struct tl_local_options *options,

@@ -35,8 +35,9 @@
 
 /* The words in front of the slots of a ring. The ring belongs to its reader; the peer is the writer. */
 struct local_ring_head {
-    /* The reader writes these two. */
+    /* The reader writes these three. */
     _Alignas(LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t state;
+    _Atomic uint32_t processor; /* the number of the one that it runs on, plus 1; 0: it does not say */
     _Alignas(LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t consumed; /* slots taken; updated now and then */
     /* The writer writes these two. First: how many LOCAL_SLOT_READ of the reader it has executed. */
     _Alignas(LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t answered;
@@ -422,6 +423,7 @@ struct local_rings {
     uint32_t out_consumed; /* how many slots the peer has taken, as read from its ring */
     uint32_t answered;     /* how many LOCAL_SLOT_READ of the peer were executed */
     uint32_t woken_state;  /* state of the peer's ring when the last wake was sent */
+    uint32_t processor;    /* what our ring says of our processor */
     bool has_posted;       /* something was posted since the peer's state was read last */
     bool is_stalled;       /* the peer's ring is full */
 };

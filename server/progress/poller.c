@@ -206,13 +206,22 @@ static int64_t helper_until_ns(const struct tl_poller *poller)
     return until_ns;
 }
 
-/* Polls as long as a result is expected. Returns false when there was none. */
+/* Returns whether the peers of a reactor run on this processor. It is assumed that what is awaited comes from them. */
+static bool shares_processor(const struct tl_poller *poller)
+{
+    for (size_t i = 0; i < poller->reactor_count; i++)
+        if (tl_reactor_shares_processor(poller->reactors[i].reactor)) return true;
+    return false;
+}
+
+/* Polls as long as a result is expected, and a peer can give it meanwhile. Returns false when there was none. */
 static bool spin(struct tl_poller *poller, int64_t now_ns, int64_t deadline_ns)
 {
     int64_t spin_until_ns = now_ns + poller->spin_ns, helper_ns;
     while ((helper_ns = helper_until_ns(poller), now_ns < (helper_ns != 0 ? helper_ns : spin_until_ns)) &&
            now_ns < deadline_ns) {
         if (run_all(poller)) return true;
+        if (shares_processor(poller)) return false;
         if (helper_ns != 0) (void)sched_yield();
         now_ns = tl_clock_now_ns();
     }

@@ -3,6 +3,7 @@
  * tests that every provider has to pass. */
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -363,6 +364,31 @@ START_TEST(a_sleeper_is_woken_once)
 }
 END_TEST
 
+static bool shares_processor(const struct side *side)
+{
+    return side->provider->ops->shares_processor(side->provider);
+}
+
+/* Each side knows it of the other one once that has said so, and not of a peer that says nothing. */
+START_TEST(peers_on_one_processor)
+{
+    cpu_set_t before, one;
+    ck_assert_int_eq(sched_getaffinity(0, sizeof(before), &before), 0);
+    CPU_ZERO(&one);
+    CPU_SET((size_t)sched_getcpu(), &one);
+    ck_assert_int_eq(sched_setaffinity(0, sizeof(one), &one), 0);
+    ck_assert(!shares_processor(&a));
+    ck_assert(shares_processor(&b));
+    ck_assert(shares_processor(&a));
+    _Atomic uint32_t *word = &local_pair_of(b.pair)->rings.out.head->processor;
+    atomic_store(word, atomic_load(word) + 1);
+    ck_assert(!shares_processor(&b));
+    ck_assert_int_eq(sched_setaffinity(0, sizeof(before), &before), 0);
+    side_end(&a);
+    ck_assert(!shares_processor(&a));
+}
+END_TEST
+
 static void fall_asleep(const struct side *side)
 {
     ck_assert(tl_provider_arm(side->provider));
@@ -704,6 +730,7 @@ int main(void)
     tcase_add_test(tcase, no_system_call_between_two_that_are_awake);
     tcase_add_test(tcase, a_sleeper_is_woken_once);
     tcase_add_test(tcase, a_wake_comes_through_the_eventfd);
+    tcase_add_test(tcase, peers_on_one_processor);
     tcase_add_test(tcase, an_eventfd_at_its_maximum);
     tcase_add_test(tcase, a_packet_wakes);
     tcase_add_test(tcase, sleeping_on_two_descriptors);

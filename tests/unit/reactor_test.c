@@ -28,6 +28,7 @@ struct stub {
     unsigned arm_count;
     unsigned disarm_count;
     bool is_arm_refused;
+    bool shares_processor;
     void (*on_poll)(void); /* Called before it looks at pending. */
     void (*on_arm)(void);
 };
@@ -82,8 +83,15 @@ static void stub_disarm(struct tl_provider *provider)
     ck_assert(len == sizeof(value) || len == -1);
 }
 
+static bool stub_shares_processor(struct tl_provider *provider)
+{
+    (void)provider;
+    return stub.shares_processor;
+}
+
 static const struct tl_provider_ops stub_ops = {
     .name = "stub",
+    .shares_processor = stub_shares_processor,
     .close = stub_close,
     .poll = stub_poll,
     .arm = stub_arm,
@@ -448,6 +456,20 @@ START_TEST(sleeps_at_once_when_a_helper_takes_longer)
 }
 END_TEST
 
+/* Polling would only keep the peer from its answer. */
+START_TEST(sleeps_at_once_on_the_processor_of_its_peer)
+{
+    create_again(LONG_NS);
+    tl_reactor_busy(reactor, 1);
+    stub.shares_processor = true;
+    stub.on_arm = one_event;
+    ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
+    ck_assert_uint_eq(stub.arm_count, 1);
+    ck_assert_uint_eq(stub.poll_count, 2 + POLLS_PER_CLOCK);
+    tl_reactor_busy(reactor, -1);
+}
+END_TEST
+
 START_TEST(spinning_comes_to_an_end)
 {
     create_again(1);
@@ -723,6 +745,7 @@ static void add_spinning(TCase *tcase)
     tcase_add_test(tcase, sleeps_at_once_without_spinning);
     tcase_add_test(tcase, spins_as_long_as_a_helper_is_expected_to_take);
     tcase_add_test(tcase, sleeps_at_once_when_a_helper_takes_longer);
+    tcase_add_test(tcase, sleeps_at_once_on_the_processor_of_its_peer);
     tcase_add_test(tcase, spinning_comes_to_an_end);
     tcase_add_test(tcase, spinning_goes_on_over_rounds);
     tcase_add_test(tcase, a_closure_ends_spinning);

@@ -46,8 +46,9 @@ CLASSIFIERS = {0: (4096, 25088), 3: (4096, 4096), 6: (1000, 4096)}
 @functools.cache
 def content(size_bytes):
     """As tl_bench expects it: no two pages are alike."""
-    place = numpy.arange(size_bytes, dtype=numpy.uint64)
-    return (place * 31 + place // 4096).astype(numpy.uint8)
+    pages = numpy.arange((size_bytes + 4095) // 4096).astype(numpy.uint8)[:, None]
+    in_page = (numpy.arange(4096) * 31).astype(numpy.uint8)
+    return (pages + in_page).reshape(-1)[:size_bytes]
 
 
 @functools.cache
