@@ -157,11 +157,6 @@ void tl_box_scatter(const struct tl_box *box, const struct tl_meta_data *meta_da
 
 /* --------------------------------------------------------------------------------------------------------- names -- */
 
-bool tl_part_is_name(const char *name)
-{
-    return strncmp(name, TL_PART_PREFIX, PREFIX_BYTES) == 0;
-}
-
 const char *tl_part_key(const char *name)
 {
     if (!tl_part_is_name(name)) return NULL;

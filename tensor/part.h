@@ -14,6 +14,8 @@
 #ifndef TENSOR_PART_H
 #define TENSOR_PART_H
 
+#include <string.h>
+
 #include <tensorlane/worker.h>
 
 #include "tensor/tensor.h"
@@ -28,7 +30,10 @@ struct tl_box {
 };
 
 /* Whether a name asks for a part. */
-bool tl_part_is_name(const char *name);
+static inline bool tl_part_is_name(const char *name)
+{
+    return name[0] == TL_PART_PREFIX[0] && strncmp(name, TL_PART_PREFIX, sizeof(TL_PART_PREFIX) - 1) == 0;
+}
 
 /* Writes the name of a part. Errors: TL_INVALID_ARGUMENT: the part is none, or its name has more than TL_MAX_KEY_BYTES
  * bytes. */

@@ -19,6 +19,7 @@
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/prefetch.h"
 #include "base/struct_version.h"
 #include "tensor/device.h"
 #include "tensor/strings.h"
@@ -28,7 +29,6 @@
 /* The bytes of a tensor of at most this size follow its struct: one allocation takes half of the time of two. */
 #define INSIDE_BYTES 4096
 #define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
-#define CACHE_LINE_BYTES 64
 /* So many bytes of a tensor are prefetched; the processor itself sees that the others follow. */
 #define PREFETCHED_BYTES 256
 
@@ -89,16 +89,13 @@ static enum tl_status no_memory(struct tl_error *ret_error, uint64_t size_bytes)
 
 void tl_tensor_prefetch(const struct tl_tensor *tensor)
 {
-    for (size_t at = 0; at < sizeof(*tensor); at += CACHE_LINE_BYTES)
-        __builtin_prefetch((const char *)tensor + at);
+    tl_prefetch(tensor, sizeof(*tensor));
 }
 
 void tl_tensor_prefetch_data(const struct tl_tensor *tensor)
 {
     if (tensor->device.kind != TL_DEVICE_HOST) return;
-    uint64_t size_bytes = tensor->meta_data.size_bytes;
-    for (uint64_t at = 0; at < size_bytes && at < PREFETCHED_BYTES; at += CACHE_LINE_BYTES)
-        __builtin_prefetch((const char *)tensor->data + at);
+    tl_prefetch(tensor->data, (size_t)tl_min_u64(tensor->meta_data.size_bytes, PREFETCHED_BYTES));
 }
 
 /* The size that follows from meta-data that was checked; 0 for a dead tensor. */

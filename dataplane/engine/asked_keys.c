@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/arith.h"
+#include "base/prefetch.h"
 
 #include <xxhash.h>
 
@@ -122,6 +123,7 @@ uint32_t tl_asked_keys_get(struct tl_asked_keys *keys, const char *key)
     }
     if (entry == NULL) return TL_NO_KEY_NUMBER;
     use_entry(keys, entry);
+    tl_prefetch(oldest_entry(keys), sizeof(*entry)); /* probably the next one */
     return entry->number;
 }
 

@@ -317,7 +317,10 @@ static void pair_message(void *owner, const void *data, uint32_t len_bytes)
     enum tl_status status = tl_batch_decode_head(copy, copy_bytes, &batch, &error);
     if (status == TL_OK && conn->state != CONN_CLOSING) credits_received(conn, batch.consumed);
     engine->stats.slots_received++;
-    if (status == TL_OK) conn_prefetch_requests(conn, &batch);
+    if (status == TL_OK && tl_batch_has_many(&batch)) {
+        conn_prefetch_requests(conn, &batch);
+        requests_prefetch(conn, &batch);
+    }
     while (status == TL_OK && tl_batch_next(&batch, &bytes, &message_bytes)) {
         engine->stats.messages_received++;
         engine->incoming.bytes = (const uint8_t *)data + (bytes - copy);

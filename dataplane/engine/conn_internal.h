@@ -505,6 +505,8 @@ bool conn_take_handle(struct tl_conn *conn, struct request *request, uint32_t *r
 void conn_give_handle(struct tl_conn *conn, uint32_t handle);
 /* Returns the request with this handle; NULL: it is over, or there was none. */
 struct request *conn_find_request(const struct tl_conn *conn, uint32_t handle);
+/* Brings the requests that the DONEs of a batch answer into the processor's caches, before they are looked at. */
+void requests_prefetch(const struct tl_conn *conn, const struct tl_batch *batch);
 
 /* ------------------------------------------------------------------------------------------------- conn_keys.c -- */
 

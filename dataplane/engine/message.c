@@ -210,28 +210,35 @@ static uint8_t *put_status(uint8_t *at, const struct tl_message *message)
 }
 
 /* Some flags mean another thing in another type. */
-static unsigned flags_of(const struct tl_message *message)
+static inline unsigned flags_of(const struct tl_message *message, enum tl_message_type type)
 {
     unsigned flags = (message->has_meta_data ? FLAG_META_DATA : 0) | (message->has_checksum ? FLAG_CHECKSUM : 0) |
                      (message->is_copying ? FLAG_COPYING : 0) | (message->is_reading ? FLAG_READING : 0);
-    if (message->type == TL_MESSAGE_REQUEST) {
+    if (type == TL_MESSAGE_REQUEST) {
         flags |= (message->subscription != 0 ? FLAG_SUBSCRIPTION : 0) | (message->is_remote ? FLAG_REMOTE : 0) |
                  (message->is_fixed ? FLAG_FIXED : 0);
     } else {
-        bool has_4 = message->type == TL_MESSAGE_DONE ? message->is_inline : message->is_final;
+        bool has_4 = type == TL_MESSAGE_DONE ? message->is_inline : message->is_final;
         flags |= (has_4 ? FLAG_FINAL : 0) | (message->is_ping ? FLAG_PING : 0) |
                  (message->is_published ? FLAG_PUBLISHED : 0);
     }
-    bool has_32 = message->type == TL_MESSAGE_SOURCE ? message->is_on_device : message->may_map;
+    bool has_32 = type == TL_MESSAGE_SOURCE ? message->is_on_device : message->may_map;
     flags |= has_32 ? FLAG_MAY_MAP : 0;
-    return flags & layouts[message->type].flags;
+    return flags & layouts[type].flags;
 }
 
-uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
+/* Nearly all messages are of two types. What a message of these may contain is known when this is compiled. */
+#define FOR_TYPE(type, function, ...)                                                                                  \
+    ((type) == TL_MESSAGE_DONE      ? function(TL_MESSAGE_DONE, __VA_ARGS__)                                           \
+     : (type) == TL_MESSAGE_REQUEST ? function(TL_MESSAGE_REQUEST, __VA_ARGS__)                                        \
+                                    : function((type), __VA_ARGS__))
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+static ALWAYS_INLINE uint32_t encode(enum tl_message_type type, const struct tl_message *message, uint8_t *buffer)
 {
-    const struct layout *layout = &layouts[message->type];
-    unsigned flags = flags_of(message);
-    buffer[0] = (uint8_t)message->type;
+    const struct layout *layout = &layouts[type];
+    unsigned flags = flags_of(message, type);
+    buffer[0] = (uint8_t)type;
     buffer[1] = (uint8_t)flags;
     uint8_t *at = put_u32(buffer + 4, message->handle);
     if (layout->has_hello) at = put_hello(at, message);
@@ -249,20 +256,30 @@ uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
     return len_bytes;
 }
 
+uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
+{
+    return FOR_TYPE(message->type, encode, message, buffer);
+}
+
+static ALWAYS_INLINE uint32_t most_bytes(enum tl_message_type type, const struct tl_message *message)
+{
+    const struct layout *layout = &layouts[type];
+    size_t count = HEAD_BYTES;
+    if (layout->has_hello) count += HELLO_BYTES;
+    if (layout->has_request) count += REQUEST_MAX_BYTES + (has_text(message) ? strlen(message->key) : 0);
+    if (layout->has_step) count += NUMBER_MAX_BYTES;
+    if (layout->has_offset) count += NUMBER_MAX_BYTES;
+    if (layout->has_checksum_field && message->has_checksum) count += sizeof(message->checksum);
+    if (message->has_meta_data) count += 3 + NUMBER_MAX_BYTES * (message->meta_data.shape.rank + 1);
+    if (layout->has_destination) count += 1 + (size_t)message->destination.len_bytes;
+    if (layout->has_status) count += STATUS_BYTES + strnlen(message->text, TL_ERROR_MESSAGE_BYTES - 1);
+    if (layout->has_data && message->is_inline) count += (size_t)message->meta_data.size_bytes;
+    return (uint32_t)count;
+}
+
 uint32_t tl_message_most_bytes(const struct tl_message *message)
 {
-    const struct layout *layout = &layouts[message->type];
-    size_t most_bytes = HEAD_BYTES;
-    if (layout->has_hello) most_bytes += HELLO_BYTES;
-    if (layout->has_request) most_bytes += REQUEST_MAX_BYTES + (has_text(message) ? strlen(message->key) : 0);
-    if (layout->has_step) most_bytes += NUMBER_MAX_BYTES;
-    if (layout->has_offset) most_bytes += NUMBER_MAX_BYTES;
-    if (layout->has_checksum_field && message->has_checksum) most_bytes += sizeof(message->checksum);
-    if (message->has_meta_data) most_bytes += 3 + NUMBER_MAX_BYTES * (message->meta_data.shape.rank + 1);
-    if (layout->has_destination) most_bytes += 1 + (size_t)message->destination.len_bytes;
-    if (layout->has_status) most_bytes += STATUS_BYTES + strnlen(message->text, TL_ERROR_MESSAGE_BYTES - 1);
-    if (layout->has_data && message->is_inline) most_bytes += (size_t)message->meta_data.size_bytes;
-    return (uint32_t)most_bytes;
+    return FOR_TYPE(message->type, most_bytes, message);
 }
 
 void tl_batch_encode_head(uint8_t *buffer, uint32_t consumed)
@@ -340,8 +357,15 @@ static __attribute__((noinline)) bool take_long_number(struct reader *reader, ui
  * than it needs. */
 static inline bool take_number(struct reader *reader, uint64_t *ret_number)
 {
-    if (reader->at == reader->end || *reader->at >= 0x80) return take_long_number(reader, ret_number);
-    *ret_number = *reader->at++;
+    const uint8_t *at = reader->at;
+    if (at != reader->end && at[0] < 0x80) {
+        *ret_number = at[0];
+        reader->at = at + 1;
+        return true;
+    }
+    if (reader->end - at < 2 || at[1] >= 0x80 || at[1] == 0) return take_long_number(reader, ret_number);
+    *ret_number = (uint64_t)at[1] << 7 | (at[0] & 0x7f);
+    reader->at = at + 2;
     return true;
 }
 
@@ -356,7 +380,8 @@ static bool take_text(struct reader *reader, uint64_t len_bytes, char *ret_text,
     return true;
 }
 
-static enum tl_status take_meta_data(struct reader *reader, struct tl_meta_data *meta_data, struct tl_error *ret_error)
+static ALWAYS_INLINE enum tl_status take_meta_data(struct reader *reader, struct tl_meta_data *meta_data,
+                                                   struct tl_error *ret_error)
 {
     const uint8_t *at = take(reader, 3);
     if (at == NULL) return too_short(ret_error);
@@ -384,7 +409,8 @@ static enum tl_status take_hello(struct reader *reader, struct tl_message *messa
     return TL_OK;
 }
 
-static enum tl_status take_key(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
+static ALWAYS_INLINE enum tl_status take_key(struct reader *reader, struct tl_message *message,
+                                             struct tl_error *ret_error)
 {
     uint64_t field;
     if (!take_number(reader, &field)) return bad_number(ret_error);
@@ -406,8 +432,8 @@ static enum tl_status take_key(struct reader *reader, struct tl_message *message
                         TL_MESSAGE_KEY_BYTES);
 }
 
-static enum tl_status take_request(struct reader *reader, bool has_subscription, struct tl_message *message,
-                                   struct tl_error *ret_error)
+static ALWAYS_INLINE enum tl_status take_request(struct reader *reader, bool has_subscription,
+                                                 struct tl_message *message, struct tl_error *ret_error)
 {
     if (!take_number(reader, &message->number) || !take_number(reader, &message->step) ||
         !take_number(reader, &message->expected_step) ||
@@ -417,8 +443,8 @@ static enum tl_status take_request(struct reader *reader, bool has_subscription,
     return take_key(reader, message, ret_error);
 }
 
-static enum tl_status take_value(struct reader *reader, const struct layout *layout, struct tl_message *message,
-                                 struct tl_error *ret_error)
+static ALWAYS_INLINE enum tl_status take_value(struct reader *reader, const struct layout *layout,
+                                               struct tl_message *message, struct tl_error *ret_error)
 {
     if (!take_number(reader, &message->step)) return bad_number(ret_error);
     if (layout->has_offset && !take_number(reader, &message->offset)) return bad_number(ret_error);
@@ -456,7 +482,8 @@ static enum tl_status take_destination(struct reader *reader, struct tl_descript
     return TL_OK;
 }
 
-static enum tl_status take_data(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
+static ALWAYS_INLINE enum tl_status take_data(struct reader *reader, struct tl_message *message,
+                                              struct tl_error *ret_error)
 {
     uint64_t size_bytes = message->meta_data.size_bytes;
     message->data = take(reader, size_bytes);
@@ -464,8 +491,8 @@ static enum tl_status take_data(struct reader *reader, struct tl_message *messag
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "an inline value without its bytes or its meta-data");
 }
 
-static enum tl_status take_body(struct reader *reader, const struct layout *layout, unsigned flags,
-                                struct tl_message *message, struct tl_error *ret_error)
+static ALWAYS_INLINE enum tl_status take_body(struct reader *reader, const struct layout *layout, unsigned flags,
+                                              struct tl_message *message, struct tl_error *ret_error)
 {
     enum tl_status status = TL_OK;
     if (layout->has_hello) status = take_hello(reader, message, ret_error);
@@ -479,22 +506,16 @@ static enum tl_status take_body(struct reader *reader, const struct layout *layo
     return status;
 }
 
-enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struct tl_message *ret_message,
-                                 struct tl_error *ret_error)
+static ALWAYS_INLINE enum tl_status decode(enum tl_message_type type, const uint8_t *bytes, uint32_t len_bytes,
+                                           struct tl_message *message, struct tl_error *ret_error)
 {
-    unsigned announced_bytes = len_bytes >= HEAD_BYTES ? (unsigned)get_u16(bytes + 2) : 0;
-    if (announced_bytes != len_bytes || announced_bytes < HEAD_BYTES) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of %u bytes whose header says %u", len_bytes,
-                            announced_bytes);
-    }
-    unsigned type = bytes[0], flags = bytes[1];
-    const struct layout *layout = &layouts[type < TL_ARRAY_COUNT(layouts) ? type : 0];
+    const struct layout *layout = &layouts[type];
+    unsigned flags = bytes[1];
     if (layout->name == NULL || (flags & ~(unsigned)layout->flags) != 0) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of type %u with flags %#x", type, flags);
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of type %u with flags %#x", bytes[0], flags);
     }
-    struct tl_message *message = ret_message;
     tl_message_clear(message);
-    message->type = (enum tl_message_type)type;
+    message->type = type;
     message->has_meta_data = (flags & FLAG_META_DATA) != 0;
     message->has_checksum = (flags & FLAG_CHECKSUM) != 0;
     message->is_final = type == TL_MESSAGE_ERROR_STATUS && (flags & FLAG_FINAL) != 0;
@@ -518,6 +539,18 @@ enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struc
     return status;
 }
 
+enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struct tl_message *ret_message,
+                                 struct tl_error *ret_error)
+{
+    unsigned announced_bytes = len_bytes >= HEAD_BYTES ? (unsigned)get_u16(bytes + 2) : 0;
+    if (announced_bytes != len_bytes || announced_bytes < HEAD_BYTES) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of %u bytes whose header says %u", len_bytes,
+                            announced_bytes);
+    }
+    enum tl_message_type type = bytes[0] < TL_ARRAY_COUNT(layouts) ? (enum tl_message_type)bytes[0] : 0;
+    return FOR_TYPE(type, decode, bytes, len_bytes, ret_message, ret_error);
+}
+
 bool tl_message_peek_key(const uint8_t *bytes, uint32_t len_bytes, struct tl_message_key *ret_key)
 {
     if (len_bytes < HEAD_BYTES || bytes[0] != TL_MESSAGE_REQUEST) return false;
@@ -537,6 +570,13 @@ bool tl_message_peek_key(const uint8_t *bytes, uint32_t len_bytes, struct tl_mes
     return ret_key->text != NULL && field > 0;
 }
 
+bool tl_message_peek_done(const uint8_t *bytes, uint32_t len_bytes, uint32_t *ret_handle)
+{
+    if (len_bytes < HEAD_BYTES || bytes[0] != TL_MESSAGE_DONE) return false;
+    *ret_handle = get_u32(bytes + 4);
+    return true;
+}
+
 enum tl_status tl_batch_decode_head(const uint8_t *bytes, uint32_t len_bytes, struct tl_batch *ret_batch,
                                     struct tl_error *ret_error)
 {
@@ -546,6 +586,12 @@ enum tl_status tl_batch_decode_head(const uint8_t *bytes, uint32_t len_bytes, st
     *ret_batch =
         (struct tl_batch){.at = bytes + TL_BATCH_HEAD_BYTES, .end = bytes + len_bytes, .consumed = get_u32(bytes)};
     return TL_OK;
+}
+
+bool tl_batch_has_many(const struct tl_batch *batch)
+{
+    uint64_t left_bytes = (uint64_t)(batch->end - batch->at);
+    return left_bytes >= 2 * HEAD_BYTES && get_u16(batch->at + 2) < left_bytes;
 }
 
 bool tl_batch_next(struct tl_batch *batch, const uint8_t **ret_bytes, uint32_t *ret_len_bytes)

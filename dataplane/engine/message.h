@@ -127,6 +127,9 @@ struct tl_message_key {
 /* Returns false when the message is no REQUEST, ends before its key does, or has an empty one. */
 bool tl_message_peek_key(const uint8_t *bytes, uint32_t len_bytes, struct tl_message_key *ret_key);
 
+/* Reads the handle of a DONE before it is decoded. Returns false when the message is none, or has no handle. */
+bool tl_message_peek_done(const uint8_t *bytes, uint32_t len_bytes, uint32_t *ret_handle);
+
 /* Returns "REQUEST", say, or "?" for a number that is no type. Static text. */
 const char *tl_message_name(enum tl_message_type type);
 
@@ -166,6 +169,8 @@ struct tl_batch {
 /* Reads the head of a batch. Errors: TL_INVALID_ARGUMENT: there is no message in it. */
 enum tl_status tl_batch_decode_head(const uint8_t *bytes, uint32_t len_bytes, struct tl_batch *ret_batch,
                                     struct tl_error *ret_error) TL_MUST_USE;
+/* Returns whether the batch seems to have more than one message. */
+bool tl_batch_has_many(const struct tl_batch *batch);
 /* Finds the next message of the batch, for tl_message_decode, which refuses what is no message. Returns false when
  * there is none. */
 bool tl_batch_next(struct tl_batch *batch, const uint8_t **ret_bytes, uint32_t *ret_len_bytes) TL_MUST_USE;

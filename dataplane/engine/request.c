@@ -24,7 +24,11 @@
 
 #include "base/copy.h"
 #include "base/error.h"
+#include "base/prefetch.h"
 #include "base/reason.h"
+
+/* The requests of so many answers of a slot are fetched together. */
+#define PREFETCHED_ANSWERS 32
 
 /* ----------------------------------------------------------------------------------------------- from the peer -- */
 
@@ -237,6 +241,40 @@ static void handle_source(struct request *request, const struct tl_message *mess
     }
     if (request->state == REQUEST_CANCELLING) return; /* CANCEL is on its way, and its answer is the last */
     if (expect(request, message)) request_source(request, message);
+}
+
+static size_t peek_answered(const struct tl_conn *conn, struct tl_batch batch, const struct request **ret_requests)
+{
+    const uint8_t *bytes;
+    uint32_t len_bytes, handle;
+    size_t count = 0;
+    while (count < PREFETCHED_ANSWERS && tl_batch_next(&batch, &bytes, &len_bytes)) {
+        if (!tl_message_peek_done(bytes, len_bytes, &handle)) continue;
+        const struct request *request = conn_find_request(conn, handle);
+        if (request == NULL) continue;
+        tl_prefetch(request, sizeof(*request));
+        ret_requests[count++] = request;
+    }
+    return count;
+}
+
+/* From a handle to the destination there are four places in memory, each of which is known from the one before; those
+ * of all answers are fetched at the same time. */
+void requests_prefetch(const struct tl_conn *conn, const struct tl_batch *batch)
+{
+    const struct request *requests[PREFETCHED_ANSWERS];
+    const struct tl_fetch *fetches[PREFETCHED_ANSWERS];
+    size_t request_count = peek_answered(conn, *batch, requests), count = 0;
+    for (size_t i = 0; i < request_count; i++) {
+        if (requests[i]->state != REQUEST_ASKED) continue;
+        tl_prefetch(requests[i]->fetch, sizeof(*requests[i]->fetch));
+        fetches[count++] = requests[i]->fetch;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const struct tl_meta_data *wanted =
+            fetches[i]->ops->wanted != NULL ? fetches[i]->ops->wanted(fetches[i]) : NULL;
+        if (wanted != NULL) tl_prefetch(wanted, sizeof(*wanted));
+    }
 }
 
 void requests_message(struct tl_conn *conn, const struct tl_message *message)

@@ -8,18 +8,25 @@
  * promised: another thread may publish or withdraw meanwhile.
  */
 #include "base/arith.h"
+#include "base/prefetch.h"
 #include "server/rendezvous/rendezvous_table.h"
 
 /* So many keys go together: what they bring fits into the first cache. */
 #define PREFETCHED_KEYS 32
-#define CACHE_LINE_BYTES 64
+/* So much is needed of a name, a place or a publication. */
+#define OBJECT_BYTES 128
 
-/* Brings the two cache lines of an object. NULL is accepted. */
+/* NULL is accepted. */
 static void prefetch_object(const void *object)
 {
-    if (object == NULL) return;
-    __builtin_prefetch(object);
-    __builtin_prefetch((const char *)object + CACHE_LINE_BYTES);
+    if (object != NULL) tl_prefetch(object, OBJECT_BYTES);
+}
+
+/* A look-up walks the places of its name. A name has seldom more than those of a few steps. */
+static void prefetch_place(const struct tl_table_name *name)
+{
+    if (name->places.next != &name->places && !name->has_index)
+        prefetch_object(TL_CONTAINER_OF(name->places.next, struct tl_table_place, name_link));
 }
 
 static void prefetch_names(const struct tl_rendezvous *table, const struct tl_key_text *keys, size_t count,
@@ -43,8 +50,12 @@ static void prefetch(const struct tl_rendezvous *table, const struct tl_key_text
     prefetch_names(table, keys, count, hashes, names);
     for (size_t i = 0; i < count; i++) {
         const struct tl_hash_link *link = tl_hash_skip(names[i], hashes[i]);
-        publications[i] = link != NULL ? TL_CONTAINER_OF(link, struct tl_table_name, hash)->publication : NULL;
-        prefetch_object(publications[i]);
+        publications[i] = NULL;
+        if (link == NULL) continue;
+        const struct tl_table_name *name = TL_CONTAINER_OF(link, struct tl_table_name, hash);
+        publications[i] = name->publication;
+        prefetch_object(name->publication);
+        prefetch_place(name);
     }
     for (size_t i = 0; i < count; i++)
         if (publications[i] != NULL) tl_tensor_prefetch(publications[i]->tensor);

@@ -53,6 +53,7 @@ struct op_group {
     struct tl_closure flush_closure;
     struct tl_list done; /* completions of this round */
     bool is_flush_out;   /* flush_closure is deferred */
+    uint32_t done_count; /* members in `done`, which count as open operations until the flush */
     bool is_posted;      /* call.closure or round_closure is on its way to the loop */
     bool is_over;        /* its status is known */
     bool is_reported;    /* its completion is in `done`, or was */
@@ -146,10 +147,18 @@ static void take_member(struct tl_cq_item *item, struct tl_completion *ret_compl
     put_references(group, 1);
 }
 
+/* So many operations are not open any more. */
+static void count_closed(struct op_group *group, uint64_t count)
+{
+    __atomic_fetch_sub(&group->call.worker->operations.open_ops, count, __ATOMIC_RELAXED);
+}
+
 static void flush(struct tl_closure *closure)
 {
     struct op_group *group = TL_CONTAINER_OF(closure, struct op_group, flush_closure);
     group->is_flush_out = false;
+    count_closed(group, group->done_count);
+    group->done_count = 0;
     tl_cq_push_all(group->call.cq, &group->done, &group->call.worker->progress);
     end_use(group);
 }
@@ -166,13 +175,15 @@ static void report(struct op_group *group, struct tl_cq_item *item)
 
 static void report_member(struct op_group *group, struct tl_op *op)
 {
+    bool is_quiet = group->options.is_quiet && op->error == NULL;
     op->item.take = take_member;
-    if (group->call.cq == NULL) return; /* the caller reads it when the group is over */
-    if (group->options.is_quiet && op->error == NULL) {
-        put_references(group, 1);
-    } else {
+    if (group->call.cq != NULL && !is_quiet) {
+        group->done_count++;
         report(group, &op->item);
+        return;
     }
+    count_closed(group, 1);
+    if (group->call.cq != NULL) put_references(group, 1); /* otherwise the caller reads it when the group is over */
 }
 
 static void report_group(struct op_group *group)
@@ -263,7 +274,6 @@ static int64_t duration_of_member(struct op_group *group)
 static void count_member(struct op_group *group, const struct tl_op *op)
 {
     group->open_count--;
-    __atomic_fetch_sub(&group->call.worker->operations.open_ops, 1, __ATOMIC_RELAXED);
     if (op->error != NULL) {
         group->counts.failed_count++;
         if (group->first_error == NULL) group->first_error = tl_error_keep(tl_error_kept(op->error));
@@ -385,15 +395,14 @@ enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t ke
     struct op_group *group = NULL;
     if (!__builtin_mul_overflow(count, sizeof(struct tl_op), &ops_bytes) &&
         !__builtin_add_overflow(ops_bytes, sizeof(*group) + keys_bytes, &bytes))
-        group = calloc(1, bytes);
+        group = malloc(bytes);
     if (group == NULL)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a group of %zu operations", count);
+    memset(group, 0, sizeof(*group));
     op_call_init(&group->call, worker, options->timeout_ns, begin);
     group->round_closure.run = run_round;
     group->ops = (struct tl_op *)(group + 1);
     group->count = count;
-    for (size_t i = 0; i < count; i++)
-        group->ops[i].call = &group->call;
     group->options = *options;
     group->over_timer.fire = time_is_up;
     group->over_timer.due_ns = options->over_ns > 0 ? tl_clock_deadline_ns(options->over_ns) : TL_TIME_NEVER;
@@ -404,6 +413,14 @@ enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t ke
     *ret_keys = (char *)(group->ops + count);
     *ret_group = group;
     return TL_OK;
+}
+
+struct tl_op *op_group_add(struct op_group *group, size_t place)
+{
+    struct tl_op *op = &group->ops[place];
+    memset(op, 0, sizeof(*op));
+    op->call = &group->call;
+    return op;
 }
 
 struct tl_op *op_group_member(struct op_group *group, size_t place)

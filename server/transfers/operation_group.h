@@ -14,12 +14,16 @@ struct op_group_options {
     bool is_quiet; /* members that succeed are not reported */
 };
 
-/* Creates a group of `count` members, which the caller initialises one after the other (op_group_member), and memory
- * for keys_bytes bytes of their keys. Ownership: op_group_submit or op_group_run, or op_group_discard.
+/* Creates a group of `count` members, which the caller adds and initialises one after the other, and memory for
+ * keys_bytes bytes of their keys. Ownership: op_group_submit or op_group_run, or op_group_discard.
  * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t keys_bytes,
                                const struct op_group_options *options, struct op_group **ret_group, char **ret_keys,
                                struct tl_error *ret_error) TL_MUST_USE;
+/* Returns the next member, zeroed but for its call. It is zeroed here, where it is about to be filled, because all
+ * members together are more than the processor's caches keep until then. */
+struct tl_op *op_group_add(struct op_group *group, size_t place);
+/* Returns a member that was added. */
 struct tl_op *op_group_member(struct op_group *group, size_t place);
 /* Frees a group whose members were not initialised, or are discarded. */
 void op_group_discard(struct op_group *group);

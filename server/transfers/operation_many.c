@@ -44,12 +44,16 @@ struct receives {
     struct tl_recv_many_options options;
 };
 
-static enum tl_status read_recv_item(const struct receives *call, size_t place, struct tl_recv_item *ret_item,
-                                     struct tl_error *ret_error)
+/* *ret_item is the caller's item, or where its version has another size, a copy in the buffer. */
+static enum tl_status read_recv_item(const struct receives *call, size_t place, struct tl_recv_item *buffer,
+                                     const struct tl_recv_item **ret_item, struct tl_error *ret_error)
 {
     size_t item_bytes = call->options.item_bytes;
-    return tl_struct_read_sized(ret_item, sizeof(*ret_item), TL_RECV_ITEM_FIRST_BYTES,
-                                item_at(call->items, place, item_bytes), item_bytes, "tl_recv_item", ret_error);
+    const void *item = item_at(call->items, place, item_bytes);
+    *ret_item = item_bytes == sizeof(*buffer) ? item : buffer;
+    if (item_bytes == sizeof(*buffer)) return TL_OK;
+    return tl_struct_read_sized(buffer, sizeof(*buffer), TL_RECV_ITEM_FIRST_BYTES, item, item_bytes, "tl_recv_item",
+                                ret_error);
 }
 
 static enum tl_status check_recv_options(const struct receives *call, struct tl_error *ret_error)
@@ -74,7 +78,8 @@ static enum tl_status check_receives(struct tl_worker *worker, tl_peer_id peer,
                                      const struct tl_recv_many_options *options, struct receives *call,
                                      size_t *ret_keys_bytes, struct tl_error *ret_error)
 {
-    struct tl_recv_item item;
+    struct tl_recv_item copy;
+    const struct tl_recv_item *item;
     char buffer[TL_MAX_KEY_BYTES + 1];
     const char *name = NULL;
     call->peer = tl_peer_acquire(worker, peer);
@@ -84,11 +89,11 @@ static enum tl_status check_receives(struct tl_worker *worker, tl_peer_id peer,
                                            options, "tl_recv_many_options", ret_error);
     if (status == TL_OK) status = check_recv_options(call, ret_error);
     for (size_t i = 0; status == TL_OK && i < call->count; i++) {
-        status = read_recv_item(call, i, &item, ret_error);
-        if (status == TL_OK) status = op_name(item.key, item.part, buffer, &name, ret_error);
-        if (status == TL_OK && item.priority > TL_MAX_PRIORITY)
+        status = read_recv_item(call, i, &copy, &item, ret_error);
+        if (status == TL_OK) status = op_name(item->key, item->part, buffer, &name, ret_error);
+        if (status == TL_OK && item->priority > TL_MAX_PRIORITY)
             status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the priority of %.64s is %u; it is 0 to %d",
-                                  item.key, item.priority, TL_MAX_PRIORITY);
+                                  item->key, item->priority, TL_MAX_PRIORITY);
         if (status != TL_OK) return name_item(i, status, ret_error);
         *ret_keys_bytes += strlen(name) + 1;
     }
@@ -106,31 +111,33 @@ static void prefetch_destination(const struct receives *call, size_t place)
 static enum tl_status init_receives(struct op_group *group, const struct receives *call, char *keys,
                                     struct tl_error *ret_error)
 {
-    struct tl_recv_item item = {.key = NULL};
+    struct tl_recv_item copy;
+    const struct tl_recv_item *item;
     char buffer[TL_MAX_KEY_BYTES + 1];
     const char *name = NULL;
     for (size_t i = 0; i < call->count; i++) {
-        enum tl_status status = read_recv_item(call, i, &item, ret_error);
-        name = item.key;
-        if (status == TL_OK && item.part != NULL) status = op_name(item.key, item.part, buffer, &name, ret_error);
-        struct tl_op *op = op_group_member(group, i);
+        enum tl_status status = read_recv_item(call, i, &copy, &item, ret_error);
+        if (status == TL_OK) name = item->key;
+        if (status == TL_OK && item->part != NULL) status = op_name(item->key, item->part, buffer, &name, ret_error);
+        struct tl_op *op = op_group_add(group, i);
         prefetch_destination(call, i + PREFETCHED_AHEAD);
-        const struct tl_recv_options options = {.size_bytes = sizeof(options),
-                                                .destination = item.destination,
-                                                .wants_checksum = call->options.wants_checksum,
-                                                .may_map = call->options.may_map && item.destination == NULL,
-                                                .device = call->options.device,
-                                                .part = item.part};
-        if (status == TL_OK)
-            status = tl_op_receive_init(op, call->peer, copy_key(&keys, name), item.step, &options, ret_error);
+        if (status == TL_OK) {
+            const struct tl_recv_options options = {.size_bytes = sizeof(options),
+                                                    .destination = item->destination,
+                                                    .wants_checksum = call->options.wants_checksum,
+                                                    .may_map = call->options.may_map && item->destination == NULL,
+                                                    .device = call->options.device,
+                                                    .part = item->part};
+            status = tl_op_receive_init(op, call->peer, copy_key(&keys, name), item->step, &options, ret_error);
+        }
         if (status != TL_OK) {
             (void)name_item(i, status, ret_error);
             while (i-- > 0)
                 tl_op_receive_fini(op_group_member(group, i));
             return status;
         }
-        op->receive.request.fetch.priority = (uint8_t)item.priority;
-        op->user_data = item.user_data;
+        op->receive.request.fetch.priority = (uint8_t)item->priority;
+        op->user_data = item->user_data;
     }
     return TL_OK;
 }
@@ -218,7 +225,7 @@ static enum tl_status init_sends(struct op_group *group, const void *items, size
 {
     struct tl_send_item item = {.key = NULL};
     for (size_t i = 0; i < count; i++) {
-        struct tl_op *op = op_group_member(group, i);
+        struct tl_op *op = op_group_add(group, i);
         enum tl_status status = read_send_item(items, i, item_bytes, &item, ret_error);
         if (status == TL_OK) {
             status = tl_op_send_init(op, copy_key(&keys, item.key), item.step, item.tensor, ret_error);
