@@ -107,6 +107,20 @@ class Endpoint:
         self.note(peer, [got])
         return got
 
+    async def receive_all(self, peer, keys, into, timeout):
+        """Receives keys in the running event loop. It returns, also when it is cancelled, when nothing writes to `into`
+        any more. Raises what recv_many raises."""
+        loop, queue = self.worker._queue()
+        future = loop.create_future()
+        op = self.worker._recv_many(queue, future, peer.number, keys, 0, into, timeout, 0, None, False, None)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self.worker._cancel(op)
+            await asyncio.wait([future])
+            future.exception()
+            raise
+
     def note(self, peer, tensors):
         """Says how tensors came from a peer, when that is another way than the last time."""
         for tensor in tensors:

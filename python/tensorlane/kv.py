@@ -367,7 +367,9 @@ class Client:
                     raise DeadlineExceeded(f"{self._owner} did not answer within {self._timeout} s")
             return task.result()
         finally:
+            # Nothing writes to the caller's memory any more when this returns.
             task.cancel()
+            await asyncio.wait([task])
 
     def _peer(self):
         return self._endpoint.peer(self._owner)
@@ -433,8 +435,8 @@ class Client:
         there = [index for index, is_there in enumerate(found) if is_there]
         if there:
             peer = self._peer()
-            got = await self._endpoint.worker.recv_many(peer.number, [_block(keys[index]) for index in there],
-                                                        into=[into[index] for index in there], timeout=self._timeout)
+            got = await self._endpoint.receive_all(peer, [_block(keys[index]) for index in there],
+                                                   [into[index] for index in there], self._timeout)
             self._endpoint.note(peer, got)
         self._gets_done.append(number)  # the next request says it
         return found

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint engine for verl, whose interface is alpha, and so is this module.
+
+    actor_rollout_ref.rollout.checkpoint_engine.backend=tensorlane
+    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=tensorlane.verl
+
+The first trainer copies the weights into buckets, and publishes each with the global step as its version as soon as it
+is full. Rollout workers receive bucket after bucket, all of them at the same time, and load one while the next one
+comes. The buckets stay published until the next update, so that a worker that is late, or begins again, gets them.
+docs/verl.md is the page.
+"""
+import asyncio
+import json
+import logging
+
+import ray
+import torch
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from verl.workers.rollout.utils import ensure_async_iterator
+
+from . import _engine
+from .errors import NotFound
+
+_logger = logging.getLogger("verl.tensorlane")
+_logger.setLevel(logging.INFO)
+_endpoint = _engine.Endpoint(lambda: ray.util.get_node_ip_address().strip("[]"), _logger)
+
+
+def _key(generation, index, what):
+    return f"verl/{generation}/{index}/{what}"
+
+
+@CheckpointEngineRegistry.register("tensorlane")
+class TensorlaneCheckpointEngine(CheckpointEngine):
+    """Args:
+        bucket_size: bytes of a bucket; a weight that is larger has a bucket of its own.
+        device: where buckets are, "cpu", or "cuda" for memory of the GPU at both sides.
+        rollout_dtype: weights are converted to it before they are sent; None: they stay as they are.
+        timeout: seconds until the next bucket must have come.
+        is_master: whether this process may be the one that sends; verl says it.
+    """
+
+    def __init__(self, bucket_size, device="cpu", rollout_dtype=None, timeout=300, is_master=False, **_):
+        self.bucket_size = bucket_size
+        self.device = device
+        self.rollout_dtype = getattr(torch, rollout_dtype) if isinstance(rollout_dtype, str) else rollout_dtype
+        self.timeout = timeout
+        self.rank = None
+        self._generation = 0
+        self._published = 0
+        self._sent = None
+        self._source = None
+
+    def prepare(self):
+        self._generation += 1
+        worker = _endpoint.worker
+        return {"address": worker.address, "incarnation": worker.incarnation, "generation": self._generation}
+
+    @classmethod
+    def build_topology(cls, actor_wg_world_size, rollout_world_size, metadata):
+        """The first trainer sends, and each rollout worker receives from it."""
+        actors = {"rank": [0] + [-1] * (actor_wg_world_size - 1), "metadata": [metadata[0]] * actor_wg_world_size}
+        rollouts = {"rank": list(range(1, rollout_world_size + 1)), "metadata": [metadata[0]] * rollout_world_size}
+        return actors, rollouts
+
+    def init_process_group(self, rank, metadata):
+        self.rank = rank
+        self._source = metadata
+
+    def finalize(self):
+        """What was sent stays published for workers that are late; the next update ends it."""
+
+    # -------------------------------------------------------------------------------------------------------- send --
+
+    @torch.no_grad()
+    async def send_weights(self, weights, global_steps=None):
+        if self.rank != 0:
+            async for _ in ensure_async_iterator(weights):  # all trainers take part in gathering them
+                pass
+            return
+        self._withdraw()
+        step, generation = global_steps or 0, self._source["generation"]
+        bucket, parts, used = None, [], 0
+        async for name, weight in ensure_async_iterator(weights):
+            weight = weight.to(self.rollout_dtype or weight.dtype)
+            # Elements lie at multiples of their size.
+            offset = -(-used // 64) * 64
+            if bucket is not None and offset + weight.nbytes > bucket.nbytes:
+                self._publish(generation, step, bucket, parts, used, False)
+                bucket, parts = None, []
+                await asyncio.sleep(0)
+            if bucket is None:
+                bucket = torch.empty(max(self.bucket_size, weight.nbytes), dtype=torch.uint8, device=self.device)
+                offset = 0
+            bucket[offset:offset + weight.nbytes].copy_(weight.reshape(-1).view(torch.uint8))
+            parts.append((name, list(weight.shape), str(weight.dtype).removeprefix("torch."), offset))
+            used = offset + weight.nbytes
+        self._publish(generation, step, bucket, parts, used, True)
+
+    def _publish(self, generation, step, bucket, parts, used, is_last):
+        worker, index = _endpoint.worker, self._published
+        if bucket is not None:
+            if bucket.is_cuda:
+                torch.cuda.synchronize(bucket.device)
+            worker.publish(_key(generation, index, "bytes"), bucket[:used], step)
+        # It says that the bytes are there.
+        worker.publish(_key(generation, index, "parts"), json.dumps([used, parts, is_last]).encode(), step)
+        self._published += 1
+        self._sent = generation
+
+    def _withdraw(self):
+        for index in range(self._published):
+            for what in ("parts", "bytes"):
+                try:
+                    _endpoint.worker.withdraw(_key(self._sent, index, what))
+                except NotFound:  # an empty model has no bytes
+                    pass
+        self._published = 0
+
+    # ----------------------------------------------------------------------------------------------------- receive --
+
+    @torch.no_grad()
+    async def receive_weights(self, global_steps=None):
+        buffers = [None, None]
+        coming = asyncio.ensure_future(self._receive(0, global_steps or 0, buffers))
+        try:
+            for index in range(1 << 30):
+                bucket, parts, is_last = await coming
+                if not is_last:
+                    coming = asyncio.ensure_future(self._receive(index + 1, global_steps or 0, buffers))
+                for name, shape, dtype, offset in parts:
+                    dtype = getattr(torch, dtype)
+                    count = torch.Size(shape).numel() * dtype.itemsize
+                    yield name, bucket[offset:offset + count].view(dtype).view(shape)
+                if is_last:
+                    break
+        finally:
+            coming.cancel()
+
+    async def _receive(self, index, step, buffers):
+        """Receives a bucket into one of two buffers, while the weights of the other one are loaded."""
+        source = self._source
+        peer = _endpoint.peer(source["address"], source["incarnation"])
+        got = await _endpoint.receive_async(peer, _key(source["generation"], index, "parts"), None, self.timeout, step)
+        used, parts, is_last = json.loads(bytes(got))
+        if used == 0:
+            return torch.empty(0, dtype=torch.uint8, device=self.device), parts, is_last
+        place = index % 2
+        if buffers[place] is None or buffers[place].nbytes < used:
+            buffers[place] = torch.empty(max(used, self.bucket_size), dtype=torch.uint8, device=self.device)
+        await _endpoint.receive_async(peer, _key(source["generation"], index, "bytes"), buffers[place][:used],
+                                      self.timeout, step)
+        return buffers[place], parts, is_last

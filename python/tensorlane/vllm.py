@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A secondary tier for vLLM's offloading, at the owner of tensorlane.kv. Alpha, as vLLM's interface is.
+
+    "secondary_tiers": [{"type": "Tier", "module_path": "tensorlane.vllm", "address": "10.0.0.1:4700"}]
+
+docs/kv.md is the page.
+"""
+import collections
+import threading
+import time
+
+from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+from . import kv
+
+
+class _Lookups(AsyncLookupManager):
+    def __init__(self, tier, tier_type):
+        self._tier = tier
+        super().__init__(tier_type=tier_type)
+
+    def batch_lookup(self, keys, req_context):
+        return self._tier.client.exists(self._tier.names(keys))
+
+
+class Tier(SecondaryTierManager):
+    """vLLM's scheduler submits jobs, and asks which have ended; the client's own thread does them.
+
+    prefix: tells caches of different models, layouts and ranks apart, which are not in vLLM's keys.
+    """
+    medium = Medium.CPU
+
+    def __init__(self, offloading_spec, primary_kv_view, tier_type, address, timeout=5, host=None, prefix="vllm",
+                 backpressure_detector=None):
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.client = kv.Client(address, timeout, host)
+        self._prefix = prefix
+        self._chunks = memoryview(primary_kv_view).cast("B")
+        self._lookups = _Lookups(self, tier_type)
+        self._running = {}
+        self._finished = collections.deque()
+
+    def names(self, keys):
+        return [f"{self._prefix}/{bytes(key).hex()}" for key in keys]
+
+    def _memory(self, job):
+        size = self.block_size_bytes
+        return [self._chunks[int(chunk) * size:(int(chunk) + 1) * size] for chunk in job.chunk_ids]
+
+    def lookup(self, key, req_context):
+        found = self._lookups.lookup(key, req_context)
+        return LookupResult.RETRY if found is None else LookupResult.HIT if found else LookupResult.MISS
+
+    def submit_store(self, job_metadata):
+        self._submit(job_metadata, self.client.set_async)
+
+    def submit_load(self, job_metadata):
+        self._submit(job_metadata, self.client.get_async)
+
+    def _submit(self, job, call):
+        self._running[job.job_id] = threading.Event()
+        future = self.client.submit(call, self.names(job.keys), self._memory(job))
+        future.add_done_callback(lambda future: self._finish(job, future, time.monotonic() - job.submit_time))
+
+    def _finish(self, job, future, seconds):
+        done = [False] * len(job.keys) if future.cancelled() or future.exception() else future.result()
+        came = [key for key, is_done in zip(job.keys, done) if is_done]
+        result = JobResult(job.job_id, len(came) == len(job.keys), came if job.is_promotion else None, seconds,
+                           len(came) * self.block_size_bytes)
+        self._finished.append((job, result))
+        self._running[job.job_id].set()
+
+    def get_finished_jobs(self):
+        results = []
+        while self._finished:
+            job, result = self._finished.popleft()
+            self._running.pop(job.job_id, None)
+            if job.is_promotion and not result.success:
+                self._lookups.mark_miss([key for key in job.keys if key not in result.successful_keys])
+            results.append(result)
+        return results
+
+    def has_pending_work(self):
+        return bool(self._running)
+
+    def on_new_request(self, req_context):
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context):
+        self._lookups.cleanup(req_context.req_id)
+
+    def on_schedule_end(self, context):
+        self._lookups.flush()
+
+    def drain_jobs(self):
+        """Each job has a deadline, and nothing of it is under way when it is finished."""
+        for is_finished in list(self._running.values()):
+            is_finished.wait()
+
+    def shutdown(self):
+        self._lookups.shutdown()
+        self.client.close()

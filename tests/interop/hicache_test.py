@@ -1,0 +1,127 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's and vLLM's own factories load the classes of tensorlane that store their blocks, which then move blocks in
+host memory. Their schedulers and caches need a model on a GPU, and are not run."""
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import unittest
+
+PACKAGE = str(pathlib.Path(os.environ["TENSORLANE_BUILD"], "lib/python"))
+sys.path.insert(0, PACKAGE)
+
+try:
+    import numpy
+    import torch
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+    from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+    from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+    from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+except ImportError as missing:
+    print(f"a package of PyPI is not there: {missing}")
+    sys.exit(77)
+
+PATIENCE = 120
+
+
+class Owned(unittest.TestCase):
+    def setUp(self):
+        self.owner = subprocess.Popen(
+            [sys.executable, "-m", "tensorlane.kv", "--address", "127.0.0.1:0", "--limit", "64MiB"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
+        self.addCleanup(self.owner.stdout.close)
+        self.addCleanup(self.owner.wait)
+        self.addCleanup(self.owner.kill)
+        self.address = self.owner.stdout.readline().split()[-1]
+
+
+class SGLang(Owned):
+    def make(self, rank=0):
+        config = HiCacheStorageConfig(
+            tp_rank=rank, tp_size=2, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
+            enable_storage_metrics=False, is_page_first_layout=False, model_name="org/model",
+            extra_config={"backend_name": "tensorlane", "module_path": "tensorlane.sglang", "class_name": "HiCache",
+                          "address": self.address})
+        storage = StorageBackendFactory.create_backend("dynamic", config, None)
+        self.addCleanup(storage.close)
+        return storage
+
+    def test_pages(self):
+        storage, other_rank = self.make(), self.make(rank=1)
+        pages = [torch.full((2, 64, 8, 16), number, dtype=torch.bfloat16) for number in range(8)]
+        keys = [f"hash{number}" for number in range(8)]
+        self.assertTrue(storage.batch_set(keys, pages))
+        self.assertEqual(storage.batch_exists([*keys, "none"]), 8)
+        self.assertEqual(storage.batch_exists(["hash0", "none", "hash1"]), 1)
+        self.assertEqual(other_rank.batch_exists(keys), 0)
+        targets = [torch.empty(2 * 64 * 8 * 16, dtype=torch.bfloat16) for _ in range(9)]
+        got = storage.batch_get([*keys, "none"], targets)
+        self.assertEqual([None if page is None else page.mean().item() for page in got], [*map(float, range(8)), None])
+        self.assertTrue(storage.set("one", pages[3].transpose(0, 1)))
+        self.assertIsNotNone(storage.get("one", targets[0]))
+        self.assertTrue(storage.exists("one"))
+        self.owner.kill()
+        self.assertEqual(storage.batch_exists(keys), 0)
+        self.assertFalse(storage.batch_set(keys, pages))
+
+
+class VLLM(Owned):
+    CHUNK = 128 << 10
+
+    def setUp(self):
+        super().setUp()
+        self.memory = numpy.zeros((32, self.CHUNK), numpy.uint8)
+        config = {"type": "Tier", "module_path": "tensorlane.vllm", "address": self.address}
+        self.tier = SecondaryTierFactory.create_secondary_tier(config, memoryview(self.memory), None)
+        self.addCleanup(self.tier.shutdown)
+        self.keys = [make_offload_key(number.to_bytes(32, "big"), 0) for number in range(16)]
+        self.request = ReqContext(req_id="r")
+
+    def job(self, number, keys, chunks, is_promotion):
+        return TransferJob(number, keys, numpy.array(chunks), is_promotion, self.request)
+
+    def finish(self):
+        self.tier.drain_jobs()
+        result, = self.tier.get_finished_jobs()
+        return result
+
+    def look_up(self, key):
+        end = time.monotonic() + PATIENCE
+        while (result := self.tier.lookup(key, self.request)) is LookupResult.RETRY:
+            self.assertLess(time.monotonic(), end)
+            self.tier.on_schedule_end(ScheduleEndContext((), ()))
+            time.sleep(0.01)
+        return result
+
+    def test_chunks(self):
+        self.tier.on_new_request(self.request)
+        for number in range(16):
+            self.memory[number] = number + 1
+        self.tier.submit_store(self.job(1, self.keys, range(16), False))
+        result = self.finish()
+        self.assertEqual((result.job_id, result.success, result.transfer_bytes), (1, True, 16 * self.CHUNK))
+        self.assertIs(self.look_up(self.keys[3]), LookupResult.HIT)
+        self.assertIs(self.look_up(make_offload_key(b"none", 0)), LookupResult.MISS)
+        self.tier.submit_load(self.job(2, self.keys, range(16, 32), True))
+        self.assertTrue(self.finish().success)
+        self.assertTrue((self.memory[16:] == self.memory[:16]).all())
+        self.tier.submit_load(self.job(3, [self.keys[0], make_offload_key(b"none", 0)], [16, 17], True))
+        result = self.finish()
+        self.assertEqual((result.success, result.successful_keys), (False, [self.keys[0]]))
+        self.assertFalse(self.tier.has_pending_work())
+        self.tier.on_request_finished(self.request)
+
+    def test_an_owner_that_dies(self):
+        self.tier.submit_store(self.job(1, self.keys, range(16), False))
+        self.assertTrue(self.finish().success)
+        self.owner.kill()
+        self.tier.submit_load(self.job(2, self.keys, range(16), True))
+        self.assertEqual(self.finish().successful_keys, [])
+        self.assertIs(self.look_up(self.keys[0]), LookupResult.MISS)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,118 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""LMCache's own factory loads the client of tensorlane.kv from its configuration, and LMCache's adapter drives it with
+its own keys and memory objects: stores, look-ups, loads, deletions, and an owner that dies."""
+import os
+import pathlib
+import select
+import subprocess
+import sys
+import unittest
+
+PACKAGE = str(pathlib.Path(os.environ["TENSORLANE_BUILD"], "lib/python"))
+sys.path.insert(0, PACKAGE)
+
+try:
+    import torch
+    from lmcache.v1.distributed.api import ObjectKey
+    from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_registry
+    from lmcache.v1.distributed.l2_adapters.native_plugin_l2_adapter import NativePluginL2AdapterConfig
+    from lmcache.v1.memory_management import MemoryObjMetadata, TensorMemoryObj
+except ImportError as missing:
+    print(f"a package of PyPI is not there: {missing}")
+    sys.exit(77)
+
+PATIENCE = 120
+BLOCK = 256 << 10
+COUNT = 64
+
+
+def key_of(number):
+    return ObjectKey(chunk_hash=number.to_bytes(32, "big"), model_name="org/model", kv_rank=3)
+
+
+def memory(value):
+    raw = torch.full((BLOCK,), value, dtype=torch.uint8)
+    meta = MemoryObjMetadata(shape=torch.Size([BLOCK]), dtype=torch.uint8, address=0, phy_size=BLOCK, ref_count=1)
+    return TensorMemoryObj(raw, meta, None)
+
+
+class LMCache(unittest.TestCase):
+    def setUp(self):
+        self.start("127.0.0.1:0")
+        self.adapter = self.make_adapter()
+
+    def start(self, address):
+        self.owner = subprocess.Popen(
+            [sys.executable, "-m", "tensorlane.kv", "--address", address, "--limit", "64MiB"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
+        self.addCleanup(self.owner.stdout.close)
+        self.addCleanup(self.owner.wait)
+        self.addCleanup(self.owner.kill)
+        self.address = self.owner.stdout.readline().split()[-1]
+
+    def make_adapter(self):
+        config = NativePluginL2AdapterConfig.from_dict({
+            "type": "native_plugin", "module_path": "tensorlane.kv", "class_name": "LMCacheClient",
+            "adapter_params": {"address": self.address, "timeout": 10}, "max_capacity_gb": 1})
+        adapter = create_l2_adapter_from_registry(config)
+        self.addCleanup(adapter.close)
+        return adapter
+
+    def await_event(self, descriptor):
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        self.assertTrue(poller.poll(PATIENCE * 1000))
+        os.eventfd_read(descriptor)
+
+    def store(self, numbers):
+        # The adapter's views do not keep the memory alive.
+        objects = [memory(number % 251) for number in numbers]
+        task = self.adapter.submit_store_task([key_of(number) for number in numbers], objects)
+        self.await_event(self.adapter.get_store_event_fd())
+        self.assertEqual(len(objects), len(numbers))
+        return self.adapter.pop_completed_store_tasks()[task]
+
+    def look_up(self, numbers, adapter=None):
+        adapter = adapter or self.adapter
+        task = adapter.submit_lookup_and_lock_task([key_of(number) for number in numbers], {})
+        self.await_event(adapter.get_lookup_and_lock_event_fd())
+        bitmap = adapter.query_lookup_and_lock_result(task)
+        return [bitmap.test(place) for place in range(len(numbers))]
+
+    def load(self, numbers, adapter=None):
+        adapter = adapter or self.adapter
+        objects = [memory(255) for _ in numbers]
+        task = adapter.submit_load_task([key_of(number) for number in numbers], objects)
+        self.await_event(adapter.get_load_event_fd())
+        bitmap = adapter.query_load_result(task)
+        return [one.raw_data[0].item() if bitmap.test(place) and bool((one.raw_data == one.raw_data[0]).all()) else None
+                for place, one in enumerate(objects)]
+
+    def test_store_look_up_load_and_delete(self):
+        self.assertTrue(self.store(range(COUNT)).is_successful())
+        self.assertEqual(self.look_up([0, COUNT, 5]), [True, False, True])
+        self.assertEqual(self.load(range(COUNT)), list(range(COUNT)))
+        self.assertEqual(self.load([3, COUNT]), [3, None])
+        self.adapter.delete([key_of(3)])
+        self.assertEqual(self.look_up([3, 4]), [False, True])
+        other = self.make_adapter()
+        self.assertEqual(self.load([4, 5], other), [4, 5])
+        self.assertTrue(self.adapter.report_status()["is_healthy"])
+
+    def test_an_owner_that_dies_and_comes_back(self):
+        self.assertTrue(self.store(range(4)).is_successful())
+        self.owner.kill()
+        self.owner.wait()
+        self.assertEqual(self.look_up([0, 1]), [False, False])
+        self.assertEqual(self.load([0]), [None])
+        self.start(self.address)
+        for _ in range(PATIENCE):
+            if self.store(range(4)).is_successful():
+                break
+            select.select([], [], [], 1)
+        self.assertEqual(self.load([3]), [3])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
