@@ -9,6 +9,7 @@ import defects
 import exchange
 import groups
 import memory
+import parts
 import peers
 import waiting
 from devices import GPU, HOST
@@ -50,11 +51,12 @@ TABLE = (
         "unit tests have it; where the destination lies makes no difference"),
     Row(groups.Groups, YES, YES, YES, YES, YES),
     Row(groups.GroupsRestart, YES, YES, YES, YES),
+    Row(parts.Parts, YES, YES, YES, YES, ON_ANY_MACHINE),
     Row(choice.Readers, "nothing is read", "nothing is read", "nothing is read", YES),
     Row(choice.Mixed, "all workers are such ones", YES, YES, YES),
     Row(choice.Lacking, "every worker has gRPC", YES, YES, "as over verbs: the same cards are lacking"),
 )
-MODULES = (exchange, defects, peers, memory, choice, waiting, groups)
+MODULES = (exchange, defects, peers, memory, choice, waiting, groups, parts)
 
 
 def check():

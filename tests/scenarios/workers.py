@@ -59,7 +59,27 @@ class Completion(ctypes.Structure):
 
 class Receiving(ctypes.Structure):
     _fields_ = [("size_bytes", ctypes.c_size_t), ("destination", ctypes.c_void_p), ("wants_checksum", ctypes.c_bool),
-                ("may_map", ctypes.c_bool), ("unused", ctypes.c_uint32), ("device", devices.Device)]
+                ("may_map", ctypes.c_bool), ("unused", ctypes.c_uint32), ("device", devices.Device),
+                ("part", ctypes.c_void_p)]
+
+
+class ByteRange(ctypes.Structure):
+    _fields_ = [("offset", ctypes.c_uint64), ("length", ctypes.c_uint64)]
+
+
+class Part(ctypes.Structure):
+    """A box, or ranges of bytes (offset, length)."""
+    _fields_ = [("size_bytes", ctypes.c_size_t), ("rank", ctypes.c_uint), ("start", ctypes.c_void_p),
+                ("size", ctypes.c_void_p), ("ranges", ctypes.c_void_p), ("range_count", ctypes.c_size_t),
+                ("destination_start", ctypes.c_void_p)]
+
+    def __init__(self, start=None, size=None, ranges=(), destination_start=None):
+        super().__init__(size_bytes=ctypes.sizeof(Part), rank=len(size or ()), range_count=len(ranges))
+        self.arrays = [(ctypes.c_uint64 * len(numbers))(*numbers) if numbers else None
+                       for numbers in (start, size, destination_start)]
+        self.arrays.append((ByteRange * len(ranges))(*(ByteRange(*one) for one in ranges)) if ranges else None)
+        self.start, self.size, self.destination_start, self.ranges = (
+            array and ctypes.addressof(array) for array in self.arrays)
 
 
 class ReceivingItem(ctypes.Structure):
@@ -101,6 +121,8 @@ def load():
                                             pointer, pointer, pointer, pointer)),
             ("tl_subscribe", ctypes.c_int, (pointer, number, text, pointer, pointer, pointer, pointer, pointer)),
             ("tl_publish", ctypes.c_int, (pointer, text, number, pointer, pointer)),
+            ("tl_put", ctypes.c_int, (pointer, number, text, number, pointer, pointer, ctypes.c_int64, pointer,
+                                      pointer, pointer, pointer)),
             ("tl_cancel", ctypes.c_int, (pointer, number)),
             ("tl_worker_abort_step", ctypes.c_int, (pointer, number, ctypes.c_int, text, pointer)),
             ("tl_worker_end_step", ctypes.c_int, (pointer, number, pointer, pointer)),
@@ -274,12 +296,21 @@ class Worker:
              ctypes.byref(op))
         return op.value
 
-    def ask(self, peer, key, step=0, destination=None, timeout_sec=PATIENCE_SEC, is_verified=True):
+    def put(self, peer, key, tensor, step=0):
+        """Begins to put a tensor at a peer."""
+        op = ctypes.c_uint64()
+        call("tl_put", self.handle, peer, key.encode(), step, tensor.handle, None, PATIENCE_SEC * SECOND, self.queue,
+             None, ctypes.byref(op))
+        return op.value
+
+    def ask(self, peer, key, step=0, destination=None, timeout_sec=PATIENCE_SEC, is_verified=True, part=None):
         """Begins to receive; wait returns the completion."""
         op = ctypes.c_uint64()
         options = Receiving(size_bytes=ctypes.sizeof(Receiving), wants_checksum=is_verified, device=self.device)
         if destination:
             options.destination, options.device = destination.handle, destination.device
+        if part:
+            options.part = ctypes.addressof(part)
         call("tl_recv", self.handle, peer, key.encode(), step, ctypes.byref(options), int(timeout_sec * SECOND),
              self.queue, None, ctypes.byref(op))
         return op.value
