@@ -69,7 +69,7 @@ static enum tl_status compose_piece(struct tl_client_publish *publish, Tensorlan
     return TL_OK;
 }
 
-/* The first message, which says what comes. */
+/* The first message, which says what comes, or where it can be fetched. */
 static enum tl_status compose_first(struct tl_client_publish *publish, grpc_byte_buffer **ret_message,
                                     struct tl_error *ret_error)
 {
@@ -84,8 +84,16 @@ static enum tl_status compose_first(struct tl_client_publish *publish, grpc_byte
     request.step = publish->step;
     request.may_go_back = publish->may_go_back;
     request.meta_data = &meta_data;
+    request.source_incarnation = publish->source.incarnation;
+    request.source_number = publish->source.number;
     if (annotations.n_items > 0) request.annotations = &annotations;
-    enum tl_status status = compose_piece(publish, &request, ret_message, ret_error);
+    enum tl_status status = TL_OK;
+    if (publish->source.number != 0) {
+        publish->is_last_composed = true;
+        *ret_message = tl_wire_write(&request.base);
+    } else {
+        status = compose_piece(publish, &request, ret_message, ret_error);
+    }
     free(annotations.items);
     return status;
 }
@@ -143,7 +151,7 @@ enum tl_status tl_client_publish_start(struct tl_client_publish *publish, struct
     publish->stall_timer.fire = stalled;
     enum tl_status status = compose_first(publish, &first, ret_error);
     if (status == TL_OK)
-        status = tl_client_start(&publish->client, &method, &publish->publication, TL_TIME_NEVER, first, ret_error);
+        status = tl_client_start(&publish->client, &method, &publish->response, TL_TIME_NEVER, first, ret_error);
     if (status != TL_OK) return status;
     struct tl_error failure;
     if (expect_progress(publish, &failure) != TL_OK) tl_client_fail(&publish->client, &failure);

@@ -14,6 +14,7 @@
 
 #include "base/timer.h"
 #include "control/client_call.h"
+#include "control/responses.h"
 
 struct tl_client_publish {
     struct tl_client client;
@@ -21,6 +22,7 @@ struct tl_client_publish {
     uint64_t step;
     bool may_go_back;
     struct tl_tensor *tensor;                        /* on the host */
+    struct tl_put_source source;                     /* where it can be fetched, instead of its bytes */
     uint64_t chunk_bytes;                            /* size of the pieces, not 0 */
     void (*progress)(void *context, uint64_t bytes); /* NULL: not wanted */
     void *progress_context;
@@ -31,7 +33,7 @@ struct tl_client_publish {
     uint64_t piece_bytes;    /* in the message that is being sent */
     bool is_last_composed;
     struct tl_timer stall_timer;
-    uint64_t publication; /* what the worker has answered */
+    struct tl_publish_response response;
 };
 
 /* Starts the call. Errors: that of the tensor when its bytes cannot be read; TL_RESOURCE_EXHAUSTED: no memory. */

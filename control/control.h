@@ -40,7 +40,13 @@ struct tl_push {
     bool may_go_back; /* to an older step than the published tensor has */
     struct tl_meta_data meta_data;
     struct tl_annotations *annotations; /* the tensor has them as well; NULL: none */
+    struct tl_put_source source;
 };
+
+/* The end of fetching a put: with its tensor, of which one reference is the callee's, or with a failure. */
+struct tl_put_fetch;
+typedef void (*tl_put_fetched)(void *context, struct tl_tensor *tensor, enum tl_path path,
+                               const struct tl_error *status);
 
 /* What has been found of a pattern; the worker's object begins with it. */
 struct tl_walk {
@@ -75,6 +81,14 @@ struct tl_control_handlers {
      * NULL when the client broke off or the tensor could not be kept; nothing of push is set then. */
     enum tl_status (*publish)(void *worker, void *admission, const struct tl_push *push, struct tl_tensor *tensor,
                               uint64_t *ret_publication, struct tl_error *ret_error);
+    /* Fetches the tensor of a push that was admitted from its source, over a data connection to the process there. Then
+     * fetched comes once, and not inside of this call. Errors: the client has to send the bytes. NULL: the worker never
+     * can. */
+    enum tl_status (*fetch_put)(void *worker, const struct tl_identity *client, const struct tl_push *push,
+                                tl_put_fetched fetched, void *context, struct tl_put_fetch **ret_fetch,
+                                struct tl_error *ret_error);
+    /* Gives that up. fetched comes all the same, at once or when nothing can write the memory any more. */
+    void (*stop_fetch)(void *worker, struct tl_put_fetch *fetch);
     /* Looks for the published tensors whose key matches a pattern ("": all), and lists or withdraws them. */
     enum tl_status (*walk_begin)(void *worker, const struct tl_identity *client, const char *pattern, bool withdraws,
                                  struct tl_walk **ret_walk, struct tl_error *ret_error);

@@ -43,7 +43,7 @@ struct tl_control {
     struct tl_closure walk_closure;            /* lets the first of them go on; deferred while there are any */
     struct tl_receive_client *receive_clients; /* hash by client: those with Receive calls (receive_hold.h) */
     struct tl_request_id foreign_id; /* id of the latest Receive of a client without identity; number 0: none yet */
-    size_t moving_count;             /* tensors that clients have published and a device has not taken yet */
+    size_t moving_count;             /* tensors that clients publish and that are fetched, or copied to a device */
     struct tl_annotations *latest_annotations; /* those that the latest push brought, one reference; NULL if none */
     bool is_stopping;
     bool is_server_stopped;

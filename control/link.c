@@ -556,6 +556,7 @@ void link_handshake_done(struct tl_link *link, const Tensorlane__V1__Hello *hell
     link->peer.serves_probes = hello->serves_probes != 0;
     link->peer.serves_subscriptions = hello->serves_subscriptions != 0;
     link->peer.serves_parts = hello->serves_parts != 0;
+    link->peer.fetches_puts = hello->fetches_puts != 0;
     if (!link->is_ours) link->peer.is_one_way = hello->is_one_way != 0;
     if (!link->is_ours && !is_admitted(link)) return;
     tl_timers_disarm(tl_loop_timers(control->loop), &link->handshake_timer);

@@ -46,6 +46,7 @@ grpc_byte_buffer *link_hello(struct tl_link *link, size_t received_count)
     hello.serves_probes = self->serves_probes;
     hello.serves_subscriptions = self->serves_subscriptions;
     hello.serves_parts = self->serves_parts;
+    hello.fetches_puts = self->fetches_puts;
     hello.is_one_way = link->is_ours && link->peer.is_one_way;
     hello.reads_packed = 1;
     hello.kept_keys = link->keys.kept.limit;

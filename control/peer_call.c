@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -33,13 +34,23 @@ static void call_free(struct tl_peer_call *call)
     free(call);
 }
 
+/* The link has ended while the call waited for its connection: gRPC says so without a code of its own. */
+static bool has_lost_channel(const struct tl_error *status)
+{
+    return status->code == TL_UNKNOWN && strstr(status->message, "Channel Destroyed") != NULL;
+}
+
 static void ended(struct tl_client *client)
 {
     struct tl_peer_call *call = TL_CONTAINER_OF(client, struct tl_peer_call, publish.client);
     struct tl_peer_call_result result = {.count = call->count};
     if (tl_client_result(client, &result.status) == TL_OK) {
         result.status.code = TL_OK;
+        result.path = call->publish.response.path;
+        result.wants_data = call->publish.response.wants_data;
         if (call->kind == TL_PEER_CALL_LIST) tl_listing_builder_finish(&call->builder, &result.listing);
+    } else if (has_lost_channel(&result.status)) {
+        tl_error_set(&result.status, TL_UNAVAILABLE, "%s: the connection has ended", call->address);
     }
     tl_peer_call_done done = call->done;
     void *context = call->context;
@@ -89,6 +100,7 @@ enum tl_status tl_peer_call_start(struct tl_link *link, const struct tl_peer_cal
     call->publish.step = request->step;
     call->publish.may_go_back = request->may_go_back;
     call->publish.tensor = request->tensor;
+    call->publish.source = request->source;
     call->publish.chunk_bytes = CHUNK_BYTES;
     size_t arena_bytes = request->kind == TL_PEER_CALL_LIST ? LIST_ARENA_BYTES : SHORT_ARENA_BYTES;
     enum tl_status status = tl_client_attach(&call->publish.client, &call->options, link->control->loop, link->channel,

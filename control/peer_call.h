@@ -25,16 +25,19 @@ enum tl_peer_call_kind {
 /* What is asked; all of it stays valid until the end. */
 struct tl_peer_call_request {
     enum tl_peer_call_kind kind;
-    const char *text;         /* the key; to list and withdraw: a pattern, "": all */
-    uint64_t step;            /* these three are only to publish */
-    bool may_go_back;         /* replaces a tensor of a later step, too */
-    struct tl_tensor *tensor; /* on the host */
+    const char *text;            /* the key; to list and withdraw: a pattern, "": all */
+    uint64_t step;               /* these three are only to publish */
+    bool may_go_back;            /* replaces a tensor of a later step, too */
+    struct tl_tensor *tensor;    /* on the host */
+    struct tl_put_source source; /* where the peer can fetch it, instead of its bytes */
 };
 
 struct tl_peer_call_result {
     struct tl_error status;
     struct tl_listing listing; /* LIST that succeeded: the callee's, tl_listing_fini */
     uint64_t count;            /* WITHDRAW: how many */
+    enum tl_path path;         /* PUBLISH: how a tensor that was fetched has travelled */
+    bool wants_data;           /* PUBLISH: nothing is published, because the peer cannot fetch the tensor */
 };
 
 typedef void (*tl_peer_call_done)(void *context, struct tl_peer_call_result *result);

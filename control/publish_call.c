@@ -5,12 +5,14 @@
  * Happy path: the first message says what comes and is admitted by the worker; the bytes of every message are copied
  * once, from gRPC's memory to the tensor; at the half-close the tensor is checked, copied to the device where the
  * worker keeps what is pushed, and published, and the answer sent. The next message is read only when the present one
- * is done with, so that gRPC's flow control holds the client back.
+ * is done with, so that gRPC's flow control holds the client back. A tensor that the first message says where to fetch
+ * is fetched by the worker after the half-close, over a data connection; when it cannot be, the answer asks for the
+ * bytes.
  *
  * Failure modes: more bytes than announced, or a message after the one with the checksum, is INVALID_ARGUMENT; fewer,
  * a wrong checksum or damaged strings, DATA_LOSS; a client that stalls or is too slow, DEADLINE_EXCEEDED. Whatever ends
  * the call after the worker has admitted it and before it has the tensor, the worker is called once with the failure.
- * When a call ends while its tensor is copied to the device, that is not before the copy has ended.
+ * When a call ends while its tensor is fetched or copied to the device, that is not before this has ended.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -28,11 +30,13 @@
  *   STARTING --first message, admitted--> RECEIVING --half-close, checked--> MOVING --copied--> ENDED --closed-->
  * (freed)
  *       \--refused--> ENDED                    |\--the same, kept on the host--> ENDED            ^
+ *                                              |\--half-close, to be fetched--> FETCHING --> MOVING, ENDED
  *                                              \--bad bytes, stalled, broken--> ENDED   (failed, broken)
  */
 enum publish_state {
     PUBLISH_STARTING,  /* for the first message; woken by the stream or the progress timer */
     PUBLISH_RECEIVING, /* for more messages or the half-close; woken the same way */
+    PUBLISH_FETCHING,  /* for the worker, which fetches the tensor; woken by its end */
     PUBLISH_MOVING,    /* for the copy to the device; woken by its end */
     PUBLISH_ENDED,     /* for the end of the stream */
 };
@@ -45,14 +49,24 @@ struct moving {
     struct tl_delivery *delivery;
 };
 
+/* The fetching of a tensor. It may outlive the call. */
+struct fetching {
+    struct tl_control *control;
+    struct publish_call *publish; /* NULL: the call is over */
+    void *admission;              /* that of a call that is over */
+    struct tl_put_fetch *fetch;
+};
+
 struct publish_call {
     struct tl_service_call call;
     enum publish_state state;
     void *admission; /* while the worker waits for the tensor; NULL else */
     char key[TL_MAX_KEY_BYTES + 1];
-    struct tl_push push;      /* its key is the one above; one reference on its annotations */
-    struct tl_tensor *tensor; /* one reference; NULL until admitted */
-    struct moving *moving;    /* MOVING; else NULL */
+    struct tl_push push;       /* its key is the one above; one reference on its annotations */
+    struct tl_tensor *tensor;  /* one reference; NULL until admitted, or fetched */
+    enum tl_path path;         /* how a fetched tensor has travelled */
+    struct fetching *fetching; /* FETCHING; else NULL */
+    struct moving *moving;     /* MOVING; else NULL */
     uint64_t received_bytes;
     XXH3_state_t *hash_state; /* over the bytes so far, because only the last message says whether it matters */
     bool has_checksum;
@@ -106,11 +120,13 @@ static enum tl_status start(struct publish_call *publish, const struct tl_publis
                                      .step = request->step,
                                      .may_go_back = request->may_go_back,
                                      .meta_data = request->meta_data,
-                                     .annotations = tl_control_share_annotations(control, request->annotations)};
+                                     .annotations = tl_control_share_annotations(control, request->annotations),
+                                     .source = request->source};
     enum tl_status status = control->options.handlers->admit(control->options.worker, &publish->call.client,
                                                              &publish->push, &publish->admission, ret_error);
     if (status != TL_OK) return status;
     publish->state = PUBLISH_RECEIVING;
+    if (publish->push.source.number != 0) return TL_OK;
     status = tl_tensor_create_for(&publish->push.meta_data, &publish->tensor, ret_error);
     if (status != TL_OK) return status;
     tl_tensor_set_annotations(publish->tensor, publish->push.annotations);
@@ -131,7 +147,10 @@ static enum tl_status copy_bytes(struct publish_call *publish, struct tl_wire_da
                             (unsigned long long)publish->push.meta_data.size_bytes,
                             (unsigned long long)(publish->received_bytes + data->left_bytes));
     }
-    unsigned char *to = tl_tensor_data(publish->tensor);
+    if (data->left_bytes > 0 && publish->tensor == NULL)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: a tensor that is to be fetched comes without bytes",
+                            publish->key);
+    unsigned char *to = publish->tensor != NULL ? tl_tensor_data(publish->tensor) : NULL;
     while (data->left_bytes > 0) {
         const void *run;
         size_t count = tl_wire_data_next(data, data->left_bytes, &run);
@@ -212,7 +231,8 @@ static void answer(struct publish_call *publish)
         publish_fail(publish, &error);
         return;
     }
-    publish->call.control->stats.tensors_received++;
+    if (publish->push.source.number == 0) publish->call.control->stats.tensors_received++;
+    response.path = (uint32_t)publish->path;
     publish->state = PUBLISH_ENDED;
     tl_service_call_answer(&publish->call, &response.base);
 }
@@ -313,18 +333,96 @@ static void leave_moving(struct publish_call *publish)
     publish->admission = NULL;
 }
 
+/* The tensor is complete. */
+static void complete(struct publish_call *publish)
+{
+    if (is_kept_on_device(publish)) {
+        move(publish);
+    } else {
+        answer(publish);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- fetching -- */
+
+static void ask_for_bytes(struct publish_call *publish)
+{
+    Tensorlane__V1__PublishResponse response = TENSORLANE__V1__PUBLISH_RESPONSE__INIT;
+    response.wants_data = 1;
+    break_off(publish);
+    publish->state = PUBLISH_ENDED;
+    tl_service_call_answer(&publish->call, &response.base);
+}
+
+static void fetched(void *context, struct tl_tensor *tensor, enum tl_path path, const struct tl_error *status)
+{
+    struct fetching *fetching = context;
+    struct publish_call *publish = fetching->publish;
+    struct tl_control *control = fetching->control;
+    void *admission = fetching->admission;
+    free(fetching);
+    if (publish == NULL) {
+        tl_tensor_put(tensor);
+        withdraw(control, admission);
+    } else if (status->code != TL_OK) {
+        publish->fetching = NULL;
+        ask_for_bytes(publish);
+    } else {
+        publish->fetching = NULL;
+        publish->tensor = tensor;
+        publish->path = path;
+        tl_tensor_set_annotations(tensor, publish->push.annotations);
+        complete(publish);
+    }
+    tl_control_push_moved(control);
+}
+
+/* The client has said everything, so that nothing is expected of it. */
+static void fetch(struct publish_call *publish)
+{
+    struct tl_control *control = publish->call.control;
+    const struct tl_control_handlers *handlers = control->options.handlers;
+    struct tl_error error;
+    struct fetching *fetching = handlers->fetch_put != NULL ? calloc(1, sizeof(*fetching)) : NULL;
+    if (fetching == NULL || handlers->fetch_put(control->options.worker, &publish->call.client, &publish->push, fetched,
+                                                fetching, &fetching->fetch, &error) != TL_OK) {
+        free(fetching);
+        ask_for_bytes(publish);
+        return;
+    }
+    fetching->control = control;
+    fetching->publish = publish;
+    publish->state = PUBLISH_FETCHING;
+    publish->fetching = fetching;
+    control->moving_count++;
+    tl_service_call_expect_nothing(&publish->call);
+}
+
+/* The call is over. The fetch ends by itself, when nothing can write its memory any more. */
+static void leave_fetching(struct publish_call *publish)
+{
+    struct tl_control *control = publish->call.control;
+    struct fetching *fetching = publish->fetching;
+    if (fetching == NULL) return;
+    publish->fetching = NULL;
+    fetching->publish = NULL;
+    fetching->admission = publish->admission;
+    publish->admission = NULL;
+    control->options.handlers->stop_fetch(control->options.worker, fetching->fetch);
+}
+
 /* ---------------------------------------------------------------------------------------------------------- end -- */
 
 static void publish_half_closed(struct tl_service_call *call)
 {
     struct publish_call *publish = TL_CONTAINER_OF(call, struct publish_call, call);
     struct tl_error error;
-    if (check_complete(publish, &error) != TL_OK) {
+    if (publish->state == PUBLISH_RECEIVING && publish->push.source.number != 0) {
+        fetch(publish);
+    } else if (check_complete(publish, &error) != TL_OK) {
         publish_fail(publish, &error);
-    } else if (is_kept_on_device(publish)) {
-        move(publish);
     } else {
-        answer(publish);
+        complete(publish);
     }
 }
 
@@ -332,6 +430,7 @@ static void publish_closed(struct tl_service_call *call, bool is_delivered)
 {
     (void)is_delivered;
     struct publish_call *publish = TL_CONTAINER_OF(call, struct publish_call, call);
+    leave_fetching(publish);
     leave_moving(publish);
     break_off(publish);
     tl_annotations_put(publish->push.annotations);

@@ -36,6 +36,8 @@ static enum tl_status read_publish_start(const Tensorlane__V1__PublishRequest *m
     ret_request->key = message->key;
     ret_request->step = message->step;
     ret_request->may_go_back = message->may_go_back != 0;
+    ret_request->source =
+        (struct tl_put_source){.incarnation = message->source_incarnation, .number = message->source_number};
     return TL_OK;
 }
 

@@ -13,6 +13,7 @@
 
 #include "control/wire.h"
 #include "grpc/reflection/v1/reflection.pb-c.h"
+#include "tensor/transfer.h"
 
 /* Longest pattern in Withdraw and List. */
 /* A key, each of its bytes behind a backslash. */
@@ -30,10 +31,11 @@ enum tl_status tl_receive_request_read(grpc_byte_buffer *message, struct tl_wire
                                        struct tl_receive_request *ret_request, struct tl_error *ret_error) TL_MUST_USE;
 
 struct tl_publish_request {
-    const char *key; /* the first five fields come with the first message only */
+    const char *key; /* the first six fields come with the first message only */
     uint64_t step;
     bool may_go_back;
     struct tl_meta_data meta_data;
+    struct tl_put_source source;
     struct tl_annotations *annotations; /* one reference, the caller's; NULL: none */
     bool has_checksum;
     uint64_t checksum;

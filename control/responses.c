@@ -58,12 +58,17 @@ enum tl_status tl_withdraw_response_read(grpc_byte_buffer *message, struct tl_wi
 }
 
 enum tl_status tl_publish_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
-                                        uint64_t *ret_publication, struct tl_error *ret_error)
+                                        struct tl_publish_response *ret_response, struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
     enum tl_status status = read_plain(&tensorlane__v1__publish_response__descriptor, message, arena, &base, ret_error);
-    if (status == TL_OK) *ret_publication = ((const Tensorlane__V1__PublishResponse *)base)->publication;
-    return status;
+    if (status != TL_OK) return status;
+    const Tensorlane__V1__PublishResponse *response = (const Tensorlane__V1__PublishResponse *)base;
+    *ret_response =
+        (struct tl_publish_response){.publication = response->publication,
+                                     .path = response->path <= TL_PATH_INLINE ? response->path : TL_PATH_NONE,
+                                     .wants_data = response->wants_data != 0};
+    return TL_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------- description -- */

@@ -22,8 +22,16 @@ enum tl_status tl_health_response_read(grpc_byte_buffer *message, struct tl_wire
 enum tl_status tl_withdraw_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, uint64_t *ret_count,
                                          struct tl_error *ret_error) TL_MUST_USE;
 
+/* What answered a Publish. */
+struct tl_publish_response {
+    uint64_t publication;
+    enum tl_path path; /* how a fetched tensor has travelled */
+    bool wants_data;   /* nothing is published, because the tensor cannot be fetched */
+};
+
 enum tl_status tl_publish_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
-                                        uint64_t *ret_publication, struct tl_error *ret_error) TL_MUST_USE;
+                                        struct tl_publish_response *ret_response,
+                                        struct tl_error *ret_error) TL_MUST_USE;
 
 /* Ownership of *ret_description: tl_description_fini. */
 enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,

@@ -22,6 +22,7 @@
 #include "server/progress/executor.h"
 #include "server/peers/added_peers.h"
 #include "server/probe_values.h"
+#include "server/put_sources.h"
 #include "server/transports/transports.h"
 #include "server/rendezvous/rendezvous.h"
 #include "server/transfers/serving.h"
@@ -38,6 +39,7 @@ struct tl_peer;
 struct tl_probe_round;
 struct tl_session;
 struct tl_data_connection;
+struct tl_data_connections;
 struct tl_troubles;
 struct tl_permissions;
 
@@ -107,6 +109,8 @@ struct worker_sources {
     struct tl_shares *pushed;   /* the parts of limits.held that clients use (source.c) */
     struct tl_shares *listings; /* the bytes of listings that were made for clients (walk.c) */
     struct tl_probe_values probe_values;
+    struct tl_put_sources puts; /* the tensors of this worker's puts, for the peers that accept them */
+    struct tl_list put_fetches; /* struct tl_put_fetch that wait until a data connection is up */
     struct tl_list ended_walks; /* list of struct walk (walk.c) that are to be freed */
     struct tl_closure ended_walks_closure;
 };
@@ -208,6 +212,7 @@ bool tl_peer_is_self(const struct tl_peer *peer);
 /* Whether nothing can be asked of the peer any more, and why. Thread: the loop's owner. */
 bool tl_peer_is_gone(const struct tl_peer *peer, struct tl_error *ret_reason);
 const char *tl_peer_name(const struct tl_peer *peer);
+uint64_t tl_peer_incarnation(const struct tl_peer *peer); /* 0: there was no handshake yet */
 /* Writes "up", or the state and the reason why the peer is not up. */
 void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity);
 
@@ -225,7 +230,7 @@ struct tl_peer_request {
                                   list of waiting requests. First, so that the owner of a request can use it before and
                                   after */
     struct tl_fetch fetch;     /* its ops are the on_loop of a tl_request_ops, except while a session has it */
-    struct tl_peer *peer;
+    struct tl_peer *peer;      /* NULL: the tensor of a put, which is fetched on one session only */
     union {
         struct tl_link *link;       /* with TL_CARRIER_LINK */
         struct tl_session *session; /* with TL_CARRIER_SESSION */
@@ -261,6 +266,12 @@ void tl_peer_give_up(struct tl_peer_request *request);
  * know. */
 void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t number);
 
+/* Returns the data connections to the process with this incarnation, which this caller is; NULL: there are none. */
+const struct tl_data_connections *tl_peers_find_data(const struct tl_worker *worker, const struct tl_identity *caller,
+                                                     uint64_t incarnation);
+/* The same among the client peers, and the link that they belong to. */
+const struct tl_data_connections *tl_client_peers_find_data(const struct tl_worker *worker, uint64_t incarnation,
+                                                            const struct tl_link **ret_link);
 /* Takes a link of a client that is no member of the cluster. */
 void tl_client_peer_add(struct tl_worker *worker, struct tl_link *link);
 /* Returns whether a client peer with another name or address has the same incarnation as this one. */
@@ -301,6 +312,8 @@ void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const 
 void tl_ops_fail_receives_from(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
 /* Ends the subscriptions from this peer (NULL: all). */
 void tl_subscriptions_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
+/* A data connection has changed: the fetches of puts that wait for it go on, or fail (put_fetch.c). */
+void tl_put_fetches_go_on(struct tl_worker *worker);
 /* Ends the operations at this peer, such as tl_put (NULL: at all). */
 void tl_peer_ops_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
 /* Ends the members of groups that belong to the step and have not begun. Returns how many of them are sends. */

@@ -386,6 +386,7 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
     worker->self.serves_probes = true;
     worker->self.serves_subscriptions = true;
     worker->self.serves_parts = true;
+    worker->self.fetches_puts = true;
     tl_text_host_name(worker->self.host_name, sizeof(worker->self.host_name));
     worker->executor.post = post_to_executor;
     worker->executor.send = tl_worker_executor_send;

@@ -53,6 +53,7 @@ struct tl_identity {
     bool serves_probes;  /* it answers the requests of probes (server/probe_values.h) */
     bool serves_subscriptions;
     bool serves_parts;       /* it answers requests for parts of tensors (tensor/part.h) */
+    bool fetches_puts;       /* it can fetch what is published on it (struct tl_put_source) */
     bool is_one_way;         /* requests travel on the link in one direction only, from the side that opened it */
     uint64_t cluster_digest; /* covers the tasks and addresses that it is configured with; 0: unknown */
 };
@@ -68,6 +69,12 @@ static inline bool tl_identity_has_host(const struct tl_identity *identity)
 struct tl_request_id {
     uint64_t incarnation; /* the incarnation of the worker that asks */
     uint64_t number;      /* unique within it, starting at 1 */
+};
+
+/* Where the tensor of a put is ready to be fetched. */
+struct tl_put_source {
+    uint64_t incarnation; /* names the process that puts it */
+    uint64_t number;      /* names it there; 0: it is not to be fetched */
 };
 
 /* The tensor that an owner gives for a request. */

@@ -379,8 +379,10 @@ struct tl_put_options {
 /* Publishes a tensor at a peer, under a key and with step as its version, in place of what was published there under
  * it. The peer keeps it in its own memory, or on the device where it keeps what it publishes, until it is replaced or
  * withdrawn; it lives on when this worker has closed. The operation completes when the peer has accepted it, and all
- * who receive from the peer then get it, or when it was refused. The bytes travel over gRPC, with a checksum. At the
- * worker itself it is tl_publish: the tensor is referred to.
+ * who receive from the peer then get it, or when it was refused. The peer fetches the tensor over the fastest path that
+ * the two have, as for a receive; over gRPC it is sent, with a checksum. At the worker itself it is tl_publish: the
+ * tensor is referred to. What was published there before stays whole until the new tensor is complete. The completion
+ * names the path and, as for a receive, why it was not a faster one.
  * A peer that cannot be reached is no error; a connection that breaks is none either: the tensor is sent again, until
  * the deadline.
  * Errors of the call: TL_INVALID_ARGUMENT: the key, or size_bytes. TL_UNIMPLEMENTED: the tensor lies on a device; an

@@ -20,7 +20,8 @@ struct client_peer {
 
 static void changed(void *owner)
 {
-    (void)owner;
+    const struct client_peer *client_peer = owner;
+    tl_put_fetches_go_on(client_peer->data.worker);
 }
 
 static const struct tl_data_connection_events data_connection_events = {.changed = changed};
@@ -74,6 +75,19 @@ bool tl_client_peer_has_incarnation(const struct tl_worker *worker, const struct
         if (other->incarnation == who->incarnation && is_elsewhere(other, who)) return true;
     }
     return false;
+}
+
+const struct tl_data_connections *tl_client_peers_find_data(const struct tl_worker *worker, uint64_t incarnation,
+                                                            const struct tl_link **ret_link)
+{
+    TL_LIST_FOREACH(&worker->members.client_peers, place)
+    {
+        const struct client_peer *client_peer = TL_CONTAINER_OF(place, const struct client_peer, place);
+        if (tl_link_peer(client_peer->link)->incarnation != incarnation) continue;
+        *ret_link = client_peer->link;
+        return &client_peer->data;
+    }
+    return NULL;
 }
 
 void tl_client_peers_evict(struct tl_worker *worker, const char *name, uint64_t incarnation)

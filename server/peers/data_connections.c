@@ -79,6 +79,14 @@ const struct tl_data_connection *tl_data_connections_best(const struct tl_data_c
     return NULL;
 }
 
+bool tl_data_connections_are_coming_up(const struct tl_data_connections *connections)
+{
+    for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++) {
+        if (connections->items[i].state == TL_DATA_CONNECTION_CONNECTING) return true;
+    }
+    return false;
+}
+
 enum tl_data_connection_use tl_data_connections_use(const struct tl_data_connections *connections,
                                                     const struct tl_data_connection **ret_connection)
 {

@@ -245,6 +245,8 @@ void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t numbe
 static void data_connection_changed(void *owner)
 {
     tl_peer_send_waiting(owner);
+    tl_peer_calls_go_on(owner);
+    tl_put_fetches_go_on(((const struct tl_peer *)owner)->worker);
 }
 
 static void unconfirmed(void *owner, uint64_t incarnation, const uint64_t *numbers, size_t count)
@@ -374,6 +376,22 @@ void tl_peers_stop(struct tl_worker *worker)
     tl_prober_stop(worker);
 }
 
+const struct tl_data_connections *tl_peers_find_data(const struct tl_worker *worker, const struct tl_identity *caller,
+                                                     uint64_t incarnation)
+{
+    const struct tl_data_connections *data = NULL;
+    const struct tl_link *link = NULL;
+    struct tl_peer *peer;
+    for (size_t place = 0; data == NULL && (peer = tl_peers_next(worker, &place)) != NULL;) {
+        if (peer->incarnation != incarnation || peer->links.link == NULL) continue;
+        link = peer->links.link;
+        data = &peer->data;
+    }
+    if (data == NULL) data = tl_client_peers_find_data(worker, incarnation, &link);
+    /* With certificates the call and the link have the same one. */
+    return data != NULL && strcmp(tl_link_peer(link)->certified, caller->certified) == 0 ? data : NULL;
+}
+
 struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name)
 {
     for (size_t i = 0; i < worker->members.peer_count; i++) {
@@ -440,6 +458,11 @@ bool tl_peer_is_gone(const struct tl_peer *peer, struct tl_error *ret_reason)
 const char *tl_peer_name(const struct tl_peer *peer)
 {
     return peer->name;
+}
+
+uint64_t tl_peer_incarnation(const struct tl_peer *peer)
+{
+    return peer->incarnation;
 }
 
 const char *tl_peer_state_name(enum tl_peer_state state)

@@ -7,10 +7,29 @@
 /* More calls at a time would bring no more bytes, and have the peer hold more tensors that are not complete. */
 #define MAX_RUNNING 8
 
-static struct tl_call_wait *first_waiting(struct tl_peer *peer)
+enum tl_data_connection_use tl_peer_put_use(struct tl_peer *peer, const char **ret_reason)
 {
-    struct tl_list *place = tl_list_pop_front(&peer->links.calls.waiting);
-    return place != NULL ? TL_CONTAINER_OF(place, struct tl_call_wait, place) : NULL;
+    const struct tl_link *link = peer->links.link;
+    const struct tl_data_connection *unused;
+    *ret_reason = "the peer is of an older version, which fetches no puts";
+    if (link == NULL || !tl_link_peer(link)->fetches_puts) return TL_DATA_CONNECTION_AVOID;
+    *ret_reason = tl_data_connections_lasting_reason(&peer->data);
+    return tl_data_connections_use(&peer->data, &unused);
+}
+
+/* Takes the first call that waits for nothing but its place; NULL: there is none. */
+static struct tl_call_wait *next_waiting(struct tl_peer *peer)
+{
+    const char *unused;
+    bool is_data_awaited = tl_peer_put_use(peer, &unused) == TL_DATA_CONNECTION_AWAIT;
+    TL_LIST_FOREACH(&peer->links.calls.waiting, place)
+    {
+        struct tl_call_wait *wait = TL_CONTAINER_OF(place, struct tl_call_wait, place);
+        if (wait->awaits_data && is_data_awaited) continue;
+        tl_list_remove(place);
+        return wait;
+    }
+    return NULL;
 }
 
 /* ------------------------------------------------------------------------------------------- the additional link -- */
@@ -83,7 +102,7 @@ static void next_round(struct tl_closure *closure)
     } else if (link == NULL) {
         tl_peer_want(peer);
     }
-    while (link != NULL && calls->running_count < MAX_RUNNING && (wait = first_waiting(peer)) != NULL) {
+    while (link != NULL && calls->running_count < MAX_RUNNING && (wait = next_waiting(peer)) != NULL) {
         calls->running_count++;
         wait->is_running = true;
         wait->ready(wait, link);

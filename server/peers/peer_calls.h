@@ -13,7 +13,7 @@
 #ifndef SERVER_PEERS_PEER_CALLS_H
 #define SERVER_PEERS_PEER_CALLS_H
 
-#include "base/list.h"
+#include "server/peers/data_connection.h"
 
 #include <tensorlane/status.h>
 
@@ -24,6 +24,7 @@ struct tl_peer;
 struct tl_call_wait {
     struct tl_list place; /* in peer->calls.waiting */
     bool is_running;
+    bool awaits_data; /* a put's: it does not go while a data connection to the peer is being set up */
     /* The call may be started on this link. tl_peer_call_over follows. */
     void (*ready)(struct tl_call_wait *wait, struct tl_link *link);
     /* There is no link to make the call on, for this reason; the call does not wait any more. */
@@ -34,5 +35,9 @@ struct tl_call_wait {
 void tl_peer_call_wait(struct tl_peer *peer, struct tl_call_wait *wait);
 /* The call has ended, or does not wait any more. */
 void tl_peer_call_over(struct tl_peer *peer, struct tl_call_wait *wait);
+
+/* Returns whether the peer can fetch the tensor of a put over a data connection, or will be able to; of a peer with a
+ * link of its own that is up. *ret_reason says why it cannot, and is never freed. */
+enum tl_data_connection_use tl_peer_put_use(struct tl_peer *peer, const char **ret_reason);
 
 #endif

@@ -50,7 +50,7 @@ static void done_came(struct tl_closure *closure)
     tl_progress_busy(&session->transport->worker->progress, -1);
     /* An owner that abandoned the session has taken over the answers until then; the peer keeps the later ones. */
     if (failure == NULL && session->owner == NULL) {
-        tl_peer_answered(request->peer, session->peer.incarnation, request->fetch.number);
+        if (request->peer != NULL) tl_peer_answered(request->peer, session->peer.incarnation, request->fetch.number);
     } else if (failure == NULL && tl_numbers_push(&session->answered, request->fetch.number) &&
                session->answered.count > MAX_UNCONFIRMED) {
         tl_numbers_drop(&session->answered, 1);

@@ -43,7 +43,7 @@ struct tl_peer_op {
     UT_hash_handle hh; /* in worker->operations.peer_ops, by id */
     bool is_registered;
     bool may_go_back;
-    bool is_released; /* nothing reads the tensor of a put any more */
+    bool sends_bytes; /* a put's: the peer could not fetch the tensor, so that the call carries it */
     enum tl_op_kind kind;
     enum peer_op_state state;
     unsigned retry_count;
@@ -61,6 +61,9 @@ struct tl_peer_op {
     uint64_t bytes;
     struct tl_tensor *base;          /* a put's: the caller's, valid as long as the alias */
     struct tl_tensor *alias;         /* a put's, until it has ended */
+    struct tl_put_item source;       /* a put's: where the peer fetches the tensor, while it is RUNNING or ENDING */
+    enum tl_path path;               /* a put's that has succeeded */
+    const char *path_reason;         /* never freed */
     const struct tl_error *error;    /* kept; NULL: TL_OK */
     const struct tl_error *breakage; /* kept; why the latest call broke; NULL: none did */
     struct tl_listing *listing;
@@ -82,8 +85,8 @@ static void take(struct tl_cq_item *item, struct tl_completion *ret_completion)
     ret_completion->user_data = op->user_data;
     if (op->error != NULL) ret_completion->status = *op->error;
     ret_completion->step = op->step;
-    ret_completion->path = TL_PATH_NONE;
-    ret_completion->path_reason = "";
+    ret_completion->path = op->error == NULL ? op->path : TL_PATH_NONE;
+    ret_completion->path_reason = op->error == NULL && op->path_reason != NULL ? op->path_reason : "";
     ret_completion->bytes = op->error == NULL ? op->bytes : 0;
     ret_completion->duration_ns = tl_clock_now_ns() - op->submitted_ns;
     ret_completion->listing = op->listing;
@@ -193,6 +196,7 @@ static void start_here(struct tl_peer_op *op)
         if (!op->may_go_back) status = tl_rendezvous_check_version(worker->table, op->text, op->step, &error);
         if (status == TL_OK) status = tl_rendezvous_publish(worker->table, op->text, op->step, op->base, NULL, &error);
         if (status == TL_OK) error.code = TL_OK;
+        op->path = TL_PATH_SELF;
         finish(op, &error);
         return;
     }
@@ -211,6 +215,7 @@ static void start_here(struct tl_peer_op *op)
 static void wait_for_link(struct tl_peer_op *op)
 {
     op->state = PEER_OP_WAITING;
+    op->wait.awaits_data = op->kind == TL_OP_PUT && !op->sends_bytes;
     tl_peer_call_wait(op->peer, &op->wait);
 }
 
@@ -227,6 +232,7 @@ static void retry_later(struct tl_peer_op *op, const struct tl_error *reason)
     int64_t pause_ns = tl_back_off_ns(TL_RECEIVE_FIRST_BACK_OFF_NS, TL_RECEIVE_MAX_BACK_OFF_NS, op->retry_count++);
     tl_error_drop(op->breakage);
     op->breakage = tl_error_keep(reason);
+    op->sends_bytes = false;
     op->state = PEER_OP_PAUSED;
     if (tl_timers_arm(tl_loop_timers(op->worker->loop), &op->retry_timer, tl_clock_now_ns() + pause_ns) != TL_OK)
         finish(op, &out_of_memory);
@@ -264,14 +270,37 @@ static void take_result(struct tl_peer_op *op, struct tl_peer_call_result *resul
     found_all(op, &result->status);
 }
 
+/* The peer could not fetch the tensor of a put. */
+static void send_bytes(struct tl_peer_op *op)
+{
+    op->sends_bytes = true;
+    wait_for_link(op);
+}
+
+/* How a tensor has travelled that the call has carried. */
+static enum tl_path path_of_call(const struct tl_peer_op *op)
+{
+    const struct tl_meta_data *meta_data = tl_tensor_meta_data(op->alias);
+    if (meta_data->size_bytes == 0) return TL_PATH_NONE;
+    return meta_data->dtype == TL_STRING ? TL_PATH_SERIALIZED : TL_PATH_GRPC;
+}
+
 static void call_done(void *context, struct tl_peer_call_result *result)
 {
     struct tl_peer_op *op = context;
+    bool was_ready = op->source.tensor != NULL;
     op->call = NULL;
+    tl_put_sources_remove(&op->worker->sources.puts, &op->source);
     tl_peer_call_over(op->peer, &op->wait);
+    if (op->kind == TL_OP_PUT && result->status.code == TL_OK) {
+        op->path = was_ready ? result->path : path_of_call(op);
+        if (op->path == TL_PATH_BOUNCE) op->path_reason = "copied through registered memory, here or at the peer";
+    }
     if (op->state == PEER_OP_ENDING) {
         tl_listing_fini(&result->listing);
         finish(op, &result->status);
+    } else if (result->status.code == TL_OK && result->wants_data) {
+        send_bytes(op);
     } else if (result->status.code != TL_UNAVAILABLE) {
         take_result(op, result);
     } else if (op->kind == TL_OP_REMOVE) {
@@ -284,17 +313,39 @@ static void call_done(void *context, struct tl_peer_call_result *result)
     }
 }
 
+/* Has the peer fetch the tensor of a put, where it can. Returns false, and the put is made again later, when its bytes
+ * may travel in no other way and cannot travel so now. */
+static bool choose_way(struct tl_peer_op *op)
+{
+    const char *reason = "the peer could not fetch it over the data connection";
+    if (!op->sends_bytes && tl_peer_put_use(op->peer, &reason) == TL_DATA_CONNECTION_TAKE) {
+        tl_put_sources_add(&op->worker->sources.puts, &op->source, op->alias, tl_peer_incarnation(op->peer));
+        op->path_reason = "";
+        return true;
+    }
+    op->path_reason = reason;
+    if (!op->worker->data_plane.is_transport_required) return true;
+    struct tl_error error;
+    tl_error_set(&error, TL_UNAVAILABLE, "its tensor may not travel over gRPC: %s", reason);
+    tl_peer_call_over(op->peer, &op->wait);
+    retry_later(op, &error);
+    return false;
+}
+
 static void call_ready(struct tl_call_wait *wait, struct tl_link *link)
 {
     struct tl_peer_op *op = TL_CONTAINER_OF(wait, struct tl_peer_op, wait);
+    if (op->kind == TL_OP_PUT && !choose_way(op)) return;
     struct tl_peer_call_request request = {
         .kind = TL_PEER_CALL_LIST, .text = op->text, .step = op->step, .may_go_back = op->may_go_back};
     struct tl_error error;
     if (op->kind == TL_OP_PUT) request.kind = TL_PEER_CALL_PUBLISH;
     if (op->kind == TL_OP_REMOVE) request.kind = TL_PEER_CALL_WITHDRAW;
     request.tensor = op->alias;
+    request.source = (struct tl_put_source){.incarnation = op->worker->self.incarnation, .number = op->source.number};
     op->state = PEER_OP_RUNNING;
     if (tl_peer_call_start(link, &request, call_done, op, &op->call, &error) == TL_OK) return;
+    tl_put_sources_remove(&op->worker->sources.puts, &op->source);
     tl_peer_call_over(op->peer, &op->wait);
     finish(op, &error);
 }

@@ -235,6 +235,19 @@ static bool answer_probe(struct tl_worker *worker, struct tl_serve *serve)
     return true;
 }
 
+/* Answers a peer that fetches the tensor of a put of this worker. Returns false when it asks for something else. */
+static bool answer_put(struct tl_worker *worker, struct tl_serve *serve)
+{
+    struct tl_error error = {.code = TL_OK};
+    struct tl_offer offer;
+    if (!tl_put_sources_find(&worker->sources.puts, serve->key, serve->step, serve->id.incarnation, &offer))
+        return false;
+    serve->is_final = true;
+    if (offer.tensor == NULL) tl_error_set(&error, TL_NOT_FOUND, "no such put is under way");
+    serve->ops->reply(serve, &error, &offer);
+    return true;
+}
+
 static void request(void *context, struct tl_serve *serve)
 {
     struct tl_serving *serving = context;
@@ -247,7 +260,7 @@ static void request(void *context, struct tl_serve *serve)
         refuse(serving, serve);
         return;
     }
-    if (answer_probe(worker, serve)) return;
+    if (answer_probe(worker, serve) || answer_put(worker, serve)) return;
     if (tl_permissions_check(worker->members.permissions, serve->peer, TL_ACTION_READ, &error) != TL_OK) {
         serve->is_final = true;
         serve->ops->reply(serve, &error, NULL);

@@ -18,6 +18,7 @@
 #include "server/peers/permissions.h"
 #include "server/peers/prober.h"
 #include "server/peers/admission.h"
+#include "server/transfers/put_fetch.h"
 #include "server/transfers/walk.h"
 #include "server/worker_internal.h"
 #include "tensor/part.h"
@@ -115,6 +116,8 @@ static bool is_own(struct tl_worker *worker, const char *key)
 enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_error)
 {
     tl_serving_init(&worker->serving, worker, &worker->executor);
+    tl_put_sources_init(&worker->sources.puts);
+    tl_list_init(&worker->sources.put_fetches);
     worker->sources.expire_timer.fire = expire_timer_fired;
     worker->sources.expire_closure.run = expire_asked;
     worker->sources.pushed = tl_shares_create("limits.held", worker->settings.held_bytes);
@@ -131,6 +134,7 @@ void tl_source_fini(struct tl_worker *worker)
     tl_shares_destroy(worker->sources.pushed);
     tl_shares_destroy(worker->sources.listings);
     tl_probe_values_fini(&worker->sources.probe_values);
+    tl_put_sources_fini(&worker->sources.puts);
 }
 
 /* Local publishers may publish an older step on purpose. A client may not: it may be the later one of two. */
@@ -221,6 +225,8 @@ const struct tl_control_handlers tl_worker_handlers = {
     .link_up = link_up,
     .admit = admit,
     .publish = publish,
+    .fetch_put = tl_put_fetch_start,
+    .stop_fetch = tl_put_fetch_stop,
     .walk_begin = tl_walk_begin,
     .walk_step = tl_walk_step,
     .walk_end = tl_walk_end,

@@ -74,6 +74,8 @@ def link_seeds():
     yield "hello_expects_other", THEIRS + frame(hello(expected_name="/job:ps/task:1"))
     yield "hello_refused_with_numbers", THEIRS + frame(
         hello(incarnation=0).SerializeToString() + pb.Frame(received=[1], cancels=[2]).SerializeToString())
+    yield "hello_serves_all", THEIRS + frame(hello(serves_probes=True, serves_subscriptions=True, serves_parts=True,
+                                                   fetches_puts=True, is_one_way=True)) + TAKE
     yield "hello_received", THEIRS + frame(hello(received=[1, 2, 3]))
     yield "hello_twice", UP + frame(hello())
     yield "hello_with_requests", THEIRS + frame(hello().SerializeToString() + requests("p1").SerializeToString())
@@ -246,6 +248,9 @@ def services_seeds():
     yield "publish_too_long", b"\0" + ask(PUBLISH, first("k", 64, pattern(65)))
     yield "publish_too_large", b"\0" + ask(PUBLISH, first("k", 65537))
     yield "publish_all_held", b"\0" + ask(PUBLISH, first("k", 65536)) + call(PUBLISH) + give(1, first("l", 65536))
+    source = {"source_incarnation": 77, "source_number": 5}
+    yield "publish_to_be_fetched", b"\0" + ask(PUBLISH, first("k", 64, **source)) + ask(LIST, pb.ListRequest())
+    yield "publish_to_be_fetched_with_bytes", b"\0" + ask(PUBLISH, first("k", 64, pattern(64), **source))
     yield "publish_broken", b"\0" + parts + drop(0)
     yield "publish_slow", b"\0" + parts + TIME_IS_UP + end(0)
     yield "publish_closed_amid", b"\1" + parts

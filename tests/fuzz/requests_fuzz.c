@@ -154,8 +154,8 @@ static void read_withdraw_response(grpc_byte_buffer *message, struct tl_wire_are
 
 static void read_publish_response(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
-    uint64_t publication;
-    (void)is_ok(tl_publish_response_read(message, arena, &publication, &error));
+    struct tl_publish_response response;
+    (void)is_ok(tl_publish_response_read(message, arena, &response, &error));
 }
 
 static void read_identify_response(grpc_byte_buffer *message, struct tl_wire_arena *arena)

@@ -104,6 +104,7 @@ static void on_send(unsigned slot, grpc_byte_buffer *message)
     struct tl_listing_builder builder = {0};
     struct tl_listing listing;
     struct tl_description description;
+    struct tl_publish_response published;
     int health;
     uint64_t number;
     if (fake_stream_is_client(slot)) return;
@@ -115,7 +116,8 @@ static void on_send(unsigned slot, grpc_byte_buffer *message)
         tl_listing_builder_finish(&builder, &listing);
         tl_listing_fini(&listing);
     } else if (strcmp(method, "/tensorlane.v1.Transfer/Publish") == 0) {
-        TL_CHECK(tl_publish_response_read(message, &arena, &number, NULL) == TL_OK && number != 0);
+        TL_CHECK(tl_publish_response_read(message, &arena, &published, NULL) == TL_OK);
+        TL_CHECK((published.publication != 0) != published.wants_data);
     } else if (strcmp(method, "/tensorlane.v1.Transfer/Withdraw") == 0) {
         TL_CHECK(tl_withdraw_response_read(message, &arena, &number, NULL) == TL_OK);
     } else if (strcmp(method, "/tensorlane.v1.Cluster/Identify") == 0) {

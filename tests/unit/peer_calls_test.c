@@ -21,6 +21,7 @@ static struct tl_link links[2];
 static size_t opened_count;
 static enum tl_status open_status;
 static size_t wanted_count;
+static enum tl_data_connection_use data_use;
 static struct tl_closure *deferred;
 static struct tl_call_wait waits[MANY];
 static struct tl_link *ready_on[MANY];
@@ -68,6 +69,19 @@ enum tl_status tl_link_open(struct tl_control *control, const struct tl_link_add
     links[1] = (struct tl_link){.is_ours = true, .owner = owner};
     *ret_link = &links[1];
     return TL_OK;
+}
+
+enum tl_data_connection_use tl_data_connections_use(const struct tl_data_connections *connections,
+                                                    const struct tl_data_connection **ret_connection)
+{
+    (void)connections, (void)ret_connection;
+    return data_use;
+}
+
+const char *tl_data_connections_lasting_reason(struct tl_data_connections *connections)
+{
+    (void)connections;
+    return "the reason";
 }
 
 void tl_peer_want(struct tl_peer *wanted)
@@ -210,6 +224,28 @@ START_TEST(a_link_that_was_up_is_opened_again)
 }
 END_TEST
 
+/* A put waits for the first data connection to a peer that can fetch it; other calls pass it. */
+START_TEST(a_put_awaits_the_data_connection)
+{
+    const char *reason = NULL;
+    have_link(true);
+    links[0].identity.fetches_puts = _i == 0;
+    data_use = TL_DATA_CONNECTION_AWAIT;
+    ck_assert_int_eq(tl_peer_put_use(&peer, &reason), _i == 0 ? TL_DATA_CONNECTION_AWAIT : TL_DATA_CONNECTION_AVOID);
+    waits[0].awaits_data = true;
+    tl_peer_call_wait(&peer, &waits[0]);
+    run_round();
+    tl_peer_call_wait(&peer, &waits[1]);
+    run_round();
+    ck_assert_ptr_eq(ready_on[0], _i == 0 ? NULL : &links[0]);
+    ck_assert_ptr_eq(ready_on[1], &links[0]);
+    data_use = TL_DATA_CONNECTION_TAKE;
+    tl_peer_calls_go_on(&peer);
+    run_round();
+    ck_assert_ptr_eq(ready_on[0], &links[0]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("peer_calls");
@@ -218,6 +254,10 @@ int main(void)
     tcase_add_test(tcase, a_peer_without_a_link_is_wanted);
     tcase_add_loop_test(tcase, calls_fail_with_the_link_that_cannot_be_opened, 0, 2);
     tcase_add_test(tcase, a_link_that_was_up_is_opened_again);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("a_put_awaits_the_data_connection");
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_loop_test(tcase, a_put_awaits_the_data_connection, 0, 2);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("eight_run_at_a_time");
     tcase_add_checked_fixture(tcase, setup, NULL);

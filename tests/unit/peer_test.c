@@ -131,6 +131,23 @@ void tl_peer_link_init(struct tl_peer *of)
     (void)of;
 }
 
+const struct tl_data_connections *tl_client_peers_find_data(const struct tl_worker *of, uint64_t incarnation,
+                                                            const struct tl_link **ret_link)
+{
+    (void)of, (void)incarnation, (void)ret_link;
+    return NULL;
+}
+
+void tl_put_fetches_go_on(struct tl_worker *of)
+{
+    (void)of;
+}
+
+void tl_peer_calls_go_on(struct tl_peer *of)
+{
+    (void)of;
+}
+
 void tl_peer_calls_init(struct tl_peer *of)
 {
     tl_list_init(&of->links.calls.waiting);
