@@ -142,8 +142,6 @@ static enum tl_status be_alone(struct tl_worker *worker, const struct tl_worker_
 {
     struct worker_setup *setup = &worker->setup;
     const struct tl_config *config = setup->config;
-    if (options->is_client)
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a client does not listen, so that it has no address");
     if (config->client_error.code != TL_OK) return tl_error_copy(ret_error, &config->client_error);
     char canonical[TL_ADDRESS_BYTES];
     enum tl_status status = tl_address_check(options->address, TL_ADDRESS_LISTEN, canonical, ret_error);
@@ -171,8 +169,10 @@ static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker
                                 struct tl_error *ret_error)
 {
     const struct tl_config *config = worker->setup.config;
-    if (options->address != NULL) return be_alone(worker, options, ret_error);
+    if (options->address != NULL && !options->is_client) return be_alone(worker, options, ret_error);
     if (options->is_client) {
+        if (options->address != NULL && options->address[0] != '\0')
+            return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a client does not listen, so that it has no address");
         if (config->client_error.code != TL_OK) return tl_error_copy(ret_error, &config->client_error);
         worker->settings = config->client_settings;
         return TL_OK;

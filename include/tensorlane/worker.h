@@ -63,7 +63,8 @@ struct tl_worker_options {
                             peers dial; port 0: any that is free. The configuration has settings alone, or there is
                             none; its setting "listen" binds elsewhere. It is called job and task, or when job is NULL
                             as its certificate says, or without one by a random name. Peers come by
-                            tl_worker_add_peer; any worker may receive from it */
+                            tl_worker_add_peer; any worker may receive from it. "" with is_client: a client of no
+                            cluster */
 };
 
 /* Opens a worker: reads and checks the configuration, listens, publishes the configured files, starts.

@@ -2,9 +2,9 @@
 /*
  * The worker that a command talks to.
  *
- * The client that pulls is opened with a cluster of one task, the target, so that a worker of any cluster can be pulled
- * from by its address and no other worker is dialled. From the configuration it takes how tensors travel, as the top
- * level says it: the client is no task, so that settings of jobs and tasks do not concern it. Files, limits and
+ * The client that pulls belongs to no cluster, and the target is added to it, so that a worker of any cluster can be
+ * pulled from by its address and no other worker is dialled. From the configuration it takes how tensors travel, as the
+ * top level says it: the client is no task, so that settings of jobs and tasks do not concern it. Files, limits and
  * time-outs are those of workers and do not matter to the command.
  */
 #include "server/cli/cluster_tls.h"
@@ -135,18 +135,6 @@ struct tl_call_options tl_target_call_options(const struct tl_target *target)
     };
 }
 
-/* Splits "/job:ps/task:0", which the configuration or the worker itself has given. */
-static bool split_name(const char *name, char *ret_job, size_t job_capacity, char *ret_task, size_t task_capacity)
-{
-    static const char before_job[] = "/job:", before_task[] = "/task:";
-    const char *task = strstr(name, before_task);
-    if (strncmp(name, before_job, strlen(before_job)) != 0 || !task) return false;
-    const char *job = name + strlen(before_job);
-    snprintf(ret_job, job_capacity, "%.*s", (int)(task - job), job);
-    snprintf(ret_task, task_capacity, "%s", task + strlen(before_task));
-    return true;
-}
-
 /* What the process at the address says of itself fits what the user wants. */
 static enum tl_status check_identity(const struct tl_target *target, const struct tl_description *description,
                                      const char *name, struct tl_error *ret_error)
@@ -238,22 +226,16 @@ static bool put_transports(struct tl_json_out *json, const struct tl_config *con
     return true;
 }
 
-/* Makes a cluster of one task: the target, or, when its name is not known, one that is never dialled. Returns NULL when
- * there is no memory. Ownership: free. */
-static char *make_config(const struct tl_target *target)
+/* Makes the settings of the client. Returns NULL when there is no memory. Ownership: free. */
+static char *make_settings(const struct tl_target *target)
 {
-    char job[TL_MAX_NAME_BYTES] = "nobody", task[TL_MAX_NAME_BYTES] = "0";
-    bool is_named = target->name[0] != '\0';
-    if (is_named && !split_name(target->name, job, sizeof(job), task, sizeof(task))) return NULL;
-    struct tl_json_out *config = tl_json_out_object();
-    struct tl_json_out *cluster = tl_json_out_put_object(config, "cluster");
-    tl_json_out_put_text(tl_json_out_put_object(cluster, job), task, is_named ? target->address : "nobody.invalid:1");
-    if (target->config && !put_transports(config, target->config)) {
-        tl_json_out_destroy(config);
+    struct tl_json_out *settings = tl_json_out_object();
+    if (target->config && !put_transports(settings, target->config)) {
+        tl_json_out_destroy(settings);
         return NULL;
     }
-    if (target->protocol) tl_json_out_put_text(config, "protocol", target->protocol);
-    return tl_json_out_text(config, false);
+    if (target->protocol) tl_json_out_put_text(settings, "protocol", target->protocol);
+    return tl_json_out_text(settings, false);
 }
 
 enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker **ret_worker, tl_peer_id *ret_peer,
@@ -262,18 +244,20 @@ enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker 
     struct tl_worker *worker = NULL;
     if (target->config && target->config->client_error.code != TL_OK)
         return tl_error_copy(ret_error, &target->config->client_error);
-    char *config = make_config(target);
-    if (!config)
-        return tl_error_set(ret_error, TL_INTERNAL, "%s: cannot describe a cluster of this worker", target->name);
+    char *settings = make_settings(target);
+    if (!settings) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the settings of a client");
     /* The command waits for completions all the time; to have its own thread drive the worker spares a switch for each.
      */
-    const struct tl_worker_options options = {
-        .size_bytes = sizeof(options), .config_json = config, .is_client = true, .progress = TL_PROGRESS_CALLER};
+    const struct tl_worker_options options = {.size_bytes = sizeof(options),
+                                              .config_json = settings,
+                                              .is_client = true,
+                                              .address = "",
+                                              .progress = TL_PROGRESS_CALLER};
     enum tl_status status = tl_worker_open(&options, &worker, ret_error);
-    free(config);
+    free(settings);
     if (status != TL_OK) return status;
-    status = target->name[0] != '\0' ? tl_worker_find_peer(worker, target->name, ret_peer, ret_error)
-                                     : tl_worker_add_peer(worker, target->address, NULL, 0, ret_peer, ret_error);
+    const char *name = target->name[0] != '\0' ? target->name : NULL;
+    status = tl_worker_add_peer(worker, target->address, name, 0, ret_peer, ret_error);
     if (status != TL_OK) {
         tl_worker_close(worker, 0);
         return status;

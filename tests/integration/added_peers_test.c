@@ -176,6 +176,31 @@ START_TEST(a_member_of_a_cluster_and_one_of_none)
 }
 END_TEST
 
+START_TEST(a_client_of_no_cluster)
+{
+    protocol = protocols[_i];
+    struct tl_worker *owner = open_any(), *client = NULL;
+    const struct tl_worker_options options = {.size_bytes = sizeof(options),
+                                              .address = "",
+                                              .is_client = true,
+                                              .config_json = _i == 0 ? NULL : "{\"protocol\": \"grpc+local\"}"};
+    ck_assert_msg(tl_worker_open(&options, &client, &error) == TL_OK, "%s", error.message);
+    ck_assert_str_eq(tl_worker_name(client), "");
+    ck_assert_str_eq(tl_worker_address(client), "");
+    ck_assert_uint_eq(tl_worker_port(client), 0);
+    tl_peer_id peer = add(client, tl_worker_address(owner), _i == 0 ? NULL : tl_worker_name(owner), 0);
+    publish(owner, "weights", 7);
+    expect_received(client, peer, "weights", 7);
+    struct tl_tensor *tensor = cluster_tensor(1000, 8);
+    ck_assert_msg(tl_put_wait(client, peer, "weights", 2, tensor, NULL, CLUSTER_LONG, &error) == TL_OK, "%s",
+                  error.message);
+    tl_tensor_put(tensor);
+    expect_received(client, peer, "weights", 8);
+    tl_worker_close(client, 0);
+    tl_worker_close(owner, 0);
+}
+END_TEST
+
 START_TEST(what_is_wrong_is_refused)
 {
     struct tl_worker *worker = NULL;
@@ -186,6 +211,8 @@ START_TEST(what_is_wrong_is_refused)
     ck_assert_int_eq(try_open("127.0.0.1:0", "a/b", 0, &worker), TL_INVALID_ARGUMENT);
     const struct tl_worker_options client = {.size_bytes = sizeof(client), .address = "127.0.0.1:0", .is_client = true};
     ck_assert_int_eq(tl_worker_open(&client, &worker, &error), TL_INVALID_ARGUMENT);
+    const struct tl_worker_options no_client = {.size_bytes = sizeof(no_client), .address = ""};
+    ck_assert_int_eq(tl_worker_open(&no_client, &worker, &error), TL_INVALID_ARGUMENT);
     const struct tl_worker_options both = {.size_bytes = sizeof(both),
                                            .address = "127.0.0.1:0",
                                            .config_json = "{\"cluster\": {\"a\": [\"127.0.0.1:1\"]}}"};
@@ -505,6 +532,7 @@ int main(void)
     tcase_add_loop_test(tcase, two_workers_find_each_other, 0, 2);
     tcase_add_loop_test(tcase, both_add_each_other, 0, 2);
     tcase_add_test(tcase, a_member_of_a_cluster_and_one_of_none);
+    tcase_add_loop_test(tcase, a_client_of_no_cluster, 0, 2);
     tcase_add_test(tcase, what_is_wrong_is_refused);
     tcase_add_test(tcase, another_name_answers);
     tcase_add_loop_test(tcase, certificates_name_them, 0, 2);
