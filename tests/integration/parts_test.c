@@ -427,7 +427,7 @@ int main(void)
     tcase_add_loop_test(tcase, ranges_arrive, 0, 3);
     tcase_add_loop_test(tcase, many_at_once, 0, 3);
     tcase_add_loop_test(tcase, of_a_sent_value, 0, 3);
-    tcase_add_loop_test(tcase, of_a_sent_value_that_many_cannot_use, 0, 2);
+    tcase_add_loop_test(tcase, of_a_sent_value_that_many_cannot_use, 0, 3);
     tcase_add_test(tcase, of_a_dead_value_of_its_own);
     tcase_add_loop_test(tcase, what_is_refused, 0, 3);
     tcase_add_test(tcase, rows_are_mapped);
