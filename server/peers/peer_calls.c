@@ -39,7 +39,7 @@ static void link_up(struct tl_link *link)
     tl_peer_calls_go_on(tl_link_owner(link));
 }
 
-static void fail_waiting(struct tl_peer *peer, const struct tl_error *reason)
+void tl_peer_calls_refuse(struct tl_peer *peer, const struct tl_error *reason)
 {
     struct tl_list failed;
     struct tl_list *place;
@@ -60,8 +60,9 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
     if (was_up) {
         tl_peer_calls_go_on(peer);
     } else {
-        tl_error_set(&error, TL_UNAVAILABLE, "%s", reason->code != TL_OK ? reason->message : "the worker closes");
-        fail_waiting(peer, &error);
+        enum tl_status code = reason->code == TL_PERMISSION_DENIED ? reason->code : TL_UNAVAILABLE;
+        tl_error_set(&error, code, "%s", reason->code != TL_OK ? reason->message : "the worker closes");
+        tl_peer_calls_refuse(peer, &error);
     }
 }
 
@@ -75,7 +76,7 @@ static void open_link(struct tl_peer *peer)
         TL_OK)
         return;
     peer->links.calls.link = NULL;
-    fail_waiting(peer, &error);
+    tl_peer_calls_refuse(peer, &error);
 }
 
 /* --------------------------------------------------------------------------------------------------------- calls -- */
@@ -90,6 +91,14 @@ static struct tl_link *usable(const struct tl_peer *peer)
     return NULL;
 }
 
+/* Whether the peer has just refused a link because of who this worker is, so that none is tried yet. */
+static bool is_refused(const struct tl_peer *peer)
+{
+    const struct peer_links *links = &peer->links;
+    return links->state == TL_PEER_DOWN && links->reason.code == TL_PERMISSION_DENIED &&
+           links->back_off.heap_place != 0;
+}
+
 static void next_round(struct tl_closure *closure)
 {
     struct tl_peer *peer = TL_CONTAINER_OF(closure, struct tl_peer, links.calls.round_closure);
@@ -97,6 +106,10 @@ static void next_round(struct tl_closure *closure)
     struct tl_link *link = usable(peer);
     struct tl_call_wait *wait;
     if (tl_list_is_empty(&calls->waiting)) return;
+    if (link == NULL && is_refused(peer)) {
+        tl_peer_calls_refuse(peer, &peer->links.reason);
+        return;
+    }
     if (link == NULL && peer->links.link != NULL && tl_link_is_up(peer->links.link)) {
         if (calls->link == NULL) open_link(peer);
     } else if (link == NULL) {

@@ -6,7 +6,8 @@
  * a one-way link is opened besides, which stays. Some calls run at a time, and the others wait.
  *
  * Failure modes: while the peer cannot be reached, calls wait. When the additional link cannot be opened, or ends
- * before it is up, all calls that wait fail with the reason, and may be made again.
+ * before it is up, all calls that wait fail with the reason, and may be made again. When the peer refuses links of this
+ * worker (TL_PERMISSION_DENIED), they fail with that.
  *
  * Thread: the loop's owner.
  */

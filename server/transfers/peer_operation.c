@@ -73,6 +73,20 @@ struct tl_peer_op {
 
 static const struct tl_error out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
 
+static const char *verb_of(const struct tl_peer_op *op)
+{
+    switch (op->kind) {
+    case TL_OP_PUT:
+        return "put";
+    case TL_OP_LIST:
+        return "list";
+    case TL_OP_STAT:
+        return "stat";
+    default:
+        return "remove";
+    }
+}
+
 /* ---------------------------------------------------------------------------------------------------- being over -- */
 
 static void take(struct tl_cq_item *item, struct tl_completion *ret_completion)
@@ -240,7 +254,15 @@ static void retry_later(struct tl_peer_op *op, const struct tl_error *reason)
 
 static void no_link(struct tl_call_wait *wait, const struct tl_error *reason)
 {
-    retry_later(TL_CONTAINER_OF(wait, struct tl_peer_op, wait), reason);
+    struct tl_peer_op *op = TL_CONTAINER_OF(wait, struct tl_peer_op, wait);
+    if (reason->code != TL_PERMISSION_DENIED) {
+        retry_later(op, reason);
+        return;
+    }
+    struct tl_error error;
+    tl_error_set(&error, TL_PERMISSION_DENIED, "the %s of \"%.64s\" needs a link: %.800s", verb_of(op), op->text,
+                 reason->message);
+    finish(op, &error);
 }
 
 /* A stat is a list of one key. */
@@ -367,20 +389,6 @@ static bool end(struct tl_peer_op *op, const struct tl_error *error)
     tl_timers_disarm(tl_loop_timers(op->worker->loop), &op->retry_timer);
     finish(op, error);
     return true;
-}
-
-static const char *verb_of(const struct tl_peer_op *op)
-{
-    switch (op->kind) {
-    case TL_OP_PUT:
-        return "put";
-    case TL_OP_LIST:
-        return "list";
-    case TL_OP_STAT:
-        return "stat";
-    default:
-        return "remove";
-    }
 }
 
 static void deadline_over(struct tl_timer *timer)

@@ -296,9 +296,11 @@ START_TEST(a_put_that_is_under_way_ends)
     put("small", 1, 1);
     void *data = calloc(1, LARGE);
     struct tl_tensor *tensor = cluster_wrap(data, LARGE, &released);
-    proxy_limit(&proxy, PROXY_UP, 0);
+    proxy_limit(&proxy, PROXY_UP, 1 << 20);
     ck_assert_int_eq(tl_put(asker, peer, "large", 1, tensor, NULL, CLUSTER_LONG, cq, NULL, &op, &error), TL_OK);
     tl_tensor_put(tensor);
+    proxy_wait_limit(&proxy, PROXY_UP); /* a part of it has left */
+    ck_assert_uint_eq(released, 0);
     ck_assert_int_eq(tl_cancel(asker, op), TL_OK);
     ck_assert_int_eq(tl_cancel(asker, op), TL_NOT_FOUND);
     proxy_limit(&proxy, PROXY_UP, UINT64_MAX); /* gRPC reads what is on its way to the socket */
@@ -325,13 +327,16 @@ START_TEST(a_put_survives_a_broken_connection)
     asker = cluster.workers[1];
     peer = cluster_peer(asker, 0);
     put("small", 1, 1);
-    proxy_limit(&proxy, PROXY_UP, 0);
+    proxy_limit(&proxy, PROXY_UP, BYTES / 2);
     struct tl_tensor *tensor = cluster_tensor(BYTES, 6);
     ck_assert_int_eq(tl_put(asker, peer, "w", 4, tensor, NULL, CLUSTER_LONG, cq, NULL, &op, &error), TL_OK);
     tl_tensor_put(tensor);
-    proxy_limit(&proxy, PROXY_UP, UINT64_MAX);
+    proxy_wait_limit(&proxy, PROXY_UP); /* half of it has left */
+    ck_assert_uint_eq(cluster_stats(owner).published_tensors, 1);
     proxy_cut(&proxy);
+    proxy_limit(&proxy, PROXY_UP, UINT64_MAX);
     expect_ended(op, TL_OK);
+    ck_assert_uint_ge(cluster_stats(asker).requests_retried, 1);
     expect_at_owner("w", 4, 6);
     cluster_close_all(&cluster);
     proxy_stop(&proxy);
@@ -431,6 +436,15 @@ START_TEST(roles_hold)
     ck_assert_int_eq(put_with("w", 1, 1, false), TL_PERMISSION_DENIED);
     ck_assert_int_eq(tl_list_wait(asker, peer, "", CLUSTER_LONG, &listing, &error), TL_PERMISSION_DENIED);
     ck_assert_int_eq(tl_remove_wait(asker, peer, "*", CLUSTER_LONG, &count, &error), TL_PERMISSION_DENIED);
+    close_certified_pair();
+
+    /* Who may not open a link is told so, while the link is tried and while it is not. */
+    open_certified_pair("\"push\", \"list\", \"withdraw\"");
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(put_with("w", 1, 1, false), TL_PERMISSION_DENIED);
+        ck_assert_msg(strstr(error.message, "may not read") != NULL, "%s", error.message);
+        ck_assert_int_eq(tl_list_wait(asker, peer, "", CLUSTER_LONG, &listing, &error), TL_PERMISSION_DENIED);
+    }
     close_certified_pair();
     authority_fini(&authority);
     temp_folder_remove();
