@@ -51,6 +51,9 @@
 /* From so many bytes in one pass on the thread moves them, beside what the owner does with those before. */
 #define BULK_BYTES (64 * 1024)
 #define NAME_PREFIX "tensorlane-"
+/* What each end of a pair may have under way, as far as the system allows (net.core.wmem_max). With the system's
+ * default of 208 KiB gRPC and the relay wake each other for each piece of that size. */
+#define PAIR_BYTES (4 * 1024 * 1024)
 
 /* One of the two sockets of a connection, as epoll knows it. */
 struct relay_end {
@@ -581,13 +584,23 @@ static bool name_end(int fd, uint64_t id)
     return bind(fd, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + len)) == 0;
 }
 
+/* As socketpair, with large buffers. */
+static int make_pair(int ret_pair[2])
+{
+    const int bytes = PAIR_BYTES;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ret_pair) != 0) return -1;
+    for (unsigned i = 0; i < 2; i++)
+        (void)setsockopt(ret_pair[i], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+    return 0;
+}
+
 enum tl_status tl_tls_relay_add(struct tl_tls_relay *relay, int connection, struct tl_tls_session *session,
                                 const char *target, int *ret_fd, struct tl_error *ret_error)
 {
     int pair[2];
     struct relayed *relayed = relayed_create(session, target);
     if (relayed == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a TLS connection");
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) {
+    if (make_pair(pair) != 0) {
         relayed_free(relayed);
         return tl_error_set_errno(ret_error, errno, "no TLS connection");
     }

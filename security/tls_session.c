@@ -26,6 +26,9 @@
 #define MAX_OUTPUT_BYTES (1024 * 1024)
 /* A buffer that has become larger is given back when it is empty. */
 #define KEPT_BYTES (32 * 1024)
+/* Plain bytes of a record, and more than its header and tag take. */
+#define RECORD_BYTES 16384
+#define RECORD_OVERHEAD_BYTES 64
 
 struct tl_tls_session {
     SSL *ssl;
@@ -50,11 +53,10 @@ static bool make_space(struct tl_tls_session *session, size_t len_bytes)
     if (session->output_end - session->output_begin + len_bytes > MAX_OUTPUT_BYTES) return false;
     size_t needed = session->output_end + len_bytes;
     if (needed <= session->output_capacity) return true;
-    size_t capacity = needed + needed / 2;
-    uint8_t *output = realloc(session->output, capacity);
+    uint8_t *output = realloc(session->output, needed);
     if (output == NULL) return false;
     session->output = output;
-    session->output_capacity = capacity;
+    session->output_capacity = needed;
     return true;
 }
 
@@ -408,6 +410,8 @@ bool tl_tls_session_write(struct tl_tls_session *session, const void *bytes, siz
 {
     size_t written;
     ERR_clear_error();
+    /* The space for all records at once: a buffer that grows with each of them is copied each time. */
+    if (!make_space(session, len_bytes + (len_bytes / RECORD_BYTES + 1) * RECORD_OVERHEAD_BYTES)) return false;
     bool is_written = SSL_write_ex(session->ssl, bytes, len_bytes, &written) == 1 && written == len_bytes;
     ERR_clear_error();
     return is_written;
