@@ -55,7 +55,12 @@ struct tl_walk {
     struct tl_listing listing; /* unless it withdraws; to be taken with tl_listing_take when it is complete */
 };
 
-enum tl_link_admission { TL_LINK_ADMITTED, TL_LINK_REFUSED, TL_LINK_LATER };
+enum tl_link_admission {
+    TL_LINK_ADMITTED,           /* as a task of the cluster, which has one such link */
+    TL_LINK_ADMITTED_AS_CLIENT, /* its name, if it has one, is that of no task */
+    TL_LINK_REFUSED,
+    TL_LINK_LATER,
+};
 
 /* What the worker answers for the services. `worker` is options.worker. */
 struct tl_control_handlers {
@@ -67,7 +72,7 @@ struct tl_control_handlers {
                           struct tl_error *ret_error);
     /* A peer has opened a link and claims to be tl_link_peer: whether that may be. After TL_LINK_LATER it is asked
      * again when tl_control_ask_again has been called. TL_LINK_REFUSED: ret_error says why. NULL: every peer is
-     * admitted. */
+     * admitted as a client. */
     enum tl_link_admission (*admit_link)(void *worker, const struct tl_identity *peer, struct tl_error *ret_error);
     /* It was admitted; set its events with tl_link_set_events now. */
     void (*link_up)(void *worker, struct tl_link *link);

@@ -525,6 +525,9 @@ static bool is_admitted(struct tl_link *link)
     if (control->options.handlers->admit_link == NULL) return true;
     switch (control->options.handlers->admit_link(control->options.worker, &link->peer, &error)) {
     case TL_LINK_ADMITTED:
+        link->keys.is_of_task = true;
+        return true;
+    case TL_LINK_ADMITTED_AS_CLIENT:
         return true;
     case TL_LINK_REFUSED:
         begin_close(link, &error);

@@ -83,6 +83,7 @@ struct link_answers {
 struct link_keys {
     struct tl_key_numbers sent; /* the peer knows their numbers */
     struct tl_kept_keys kept;   /* the peer has sent them; limit is what our Hello offers */
+    bool is_of_task;            /* the peer is a task of the cluster, and no client */
     struct tl_share *share;     /* what a client's keys are charged to; NULL: nothing */
 };
 

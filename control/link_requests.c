@@ -8,8 +8,9 @@
  * gets the messages of protobuf, and may send these in any case. Failure modes: a record that is none, a number that
  * was not sent, or a text that is no key ends the link.
  *
- * What a peer can make us keep is bounded. A task of the cluster has one link, for TL_MAX_KEY_NUMBERS keys. Clients,
- * of which there may be many, share the numbers of two such links; one that comes too late gets none.
+ * What a peer can make us keep is bounded. A task of the cluster has one link, for TL_MAX_KEY_NUMBERS keys. All others,
+ * of which there may be many, whatever they call themselves, are clients: they share the numbers of two such links, and
+ * one that comes too late gets none.
  */
 #include <string.h>
 
@@ -32,7 +33,7 @@ struct tl_shares *tl_link_create_key_shares(void)
 void link_keys_offer(struct tl_link *link)
 {
     struct tl_kept_keys *keys = &link->keys.kept;
-    if (link->is_ours || (link->peer.name[0] != '\0' && !link->peer.is_foreign)) {
+    if (link->is_ours || link->keys.is_of_task) {
         keys->limit = TL_MAX_KEY_NUMBERS;
     } else if (tl_shares_take(link->control->client_keys, &link->peer.client, CLIENT_KEYS, &link->keys.share, NULL) ==
                TL_OK) {

@@ -215,9 +215,11 @@ enum tl_link_admission tl_peers_admit(struct tl_worker *worker, const struct tl_
     }
     /* What a certificate proves holds from every address. */
     bool is_proven = who->source == TL_IDENTITY_PROVEN;
-    enum tl_link_admission admission =
-        peer != NULL && !is_proven ? check_origin(peer, who, ret_error) : TL_LINK_ADMITTED;
-    if (admission != TL_LINK_ADMITTED || !is_incarnation_taken(worker, peer, who)) return admission;
+    enum tl_link_admission admission = peer == NULL ? TL_LINK_ADMITTED_AS_CLIENT
+                                       : is_proven  ? TL_LINK_ADMITTED
+                                                    : check_origin(peer, who, ret_error);
+    bool is_admitted = admission == TL_LINK_ADMITTED || admission == TL_LINK_ADMITTED_AS_CLIENT;
+    if (!is_admitted || !is_incarnation_taken(worker, peer, who)) return admission;
     (void)tl_error_set(ret_error, TL_UNAVAILABLE,
                        "%s is connected to another process with the incarnation that %s at %s gives", worker->self.name,
                        who->name[0] != '\0' ? who->name : "a client", who->address);

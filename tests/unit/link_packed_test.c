@@ -258,11 +258,12 @@ static void connect_to_itself(void)
 }
 
 /* The test is a client that opens a link in the next slot; the worker's answer is in sent[slot]. */
-static unsigned connect_client(bool reads_packed, uint32_t kept_keys)
+static unsigned connect_as(const char *name, bool reads_packed, uint32_t kept_keys)
 {
     Frame frame = TENSORLANE__V1__FRAME__INIT;
     Tensorlane__V1__Hello hello = TENSORLANE__V1__HELLO__INIT;
     hello.protocol_version = 1;
+    hello.name = (char *)name;
     hello.incarnation = 77;
     hello.reads_packed = reads_packed;
     hello.kept_keys = kept_keys;
@@ -273,6 +274,11 @@ static unsigned connect_client(bool reads_packed, uint32_t kept_keys)
     ck_assert_ptr_nonnull(sent[slot]->hello);
     take((unsigned)slot);
     return (unsigned)slot;
+}
+
+static unsigned connect_client(bool reads_packed, uint32_t kept_keys)
+{
+    return connect_as("", reads_packed, kept_keys);
 }
 
 /* Fetches with numbers from 1 + first on, of keys that begin with 0; the request of each key is its number. */
@@ -856,13 +862,14 @@ START_TEST(meta_data_that_cannot_be_ends_one_request)
 }
 END_TEST
 
-/* Many clients share what is kept for clients; each gets its numbers back when its link ends. */
+/* Many clients share what is kept for clients, also where they call themselves what no task is called; each gets its
+ * numbers back when its link ends. */
 START_TEST(clients_share_the_numbers)
 {
     uint64_t offered = 0;
     bool was_refused = false;
     for (unsigned i = 0; i < FAKE_STREAMS; i++) {
-        unsigned slot = connect_client(true, 0);
+        unsigned slot = connect_as(i % 2 == 0 ? "" : "/job:unknown/task:0", true, 0);
         uint32_t limit = links[slot]->keys.kept.limit;
         ck_assert_uint_eq(sent[slot]->hello->kept_keys, limit);
         if (i == 0) ck_assert_uint_gt(limit, 1000);
