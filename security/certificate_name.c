@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/error.h"
 
 /* A certificate with more names is refused. */
@@ -151,8 +152,9 @@ void tl_certificate_name_make_foreign(struct tl_certificate_name *name)
     const char *job = name->text + strlen("/job:"), *index = strrchr(name->text, ':') + 1;
     int job_len = (int)(strchr(job, '/') - job);
     char uri[TL_CERTIFICATE_NAME_BYTES];
-    /* It fits, as it did in the certificate. */
-    snprintf(uri, sizeof(uri), SCHEME "%.200s/job/%.*s/task/%.10s", name->trust_domain, job_len, job, index);
+    int len = snprintf(uri, sizeof(uri), SCHEME "%.*s/job/%.*s/task/%s", (int)strlen(name->trust_domain),
+                       name->trust_domain, job_len, job, index);
+    TL_CHECK(len > 0 && (size_t)len < sizeof(uri)); /* as it did in the certificate */
     memcpy(name->text, uri, sizeof(uri));
 }
 

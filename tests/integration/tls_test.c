@@ -517,6 +517,7 @@ END_TEST
 static SSL *open_careless(const struct side *side, int fd)
 {
     SSL_CTX *context = SSL_CTX_new(TLS_method());
+    SSL_CTX_set_security_level(context, 0);
     ck_assert_int_eq(SSL_CTX_use_certificate_file(context, side->certificate, SSL_FILETYPE_PEM), 1);
     ck_assert_int_eq(SSL_CTX_use_PrivateKey_file(context, side->key, SSL_FILETYPE_PEM), 1);
     ck_assert_int_eq(SSL_CTX_set_alpn_protos(context, (const uint8_t *)"\2h2", 3), 0);
@@ -556,10 +557,11 @@ START_TEST(server_whose_certificate_is_not_yet_valid)
 }
 END_TEST
 
-START_TEST(client_whose_certificate_is_not_yet_valid)
+/* The client presents what it could not load itself; the server says why it refuses that. */
+static void assert_careless_client_refused(const struct certificate_kind *kind, const char *reason)
 {
     log_capture_begin();
-    side_issue(&client, &(struct certificate_kind){.names = MEMBER_1, .begin_s = 1000, .end_s = 2000});
+    side_issue(&client, kind);
     side_start(&server);
     int fd = dial_plainly();
     SSL *ssl = open_careless(&client, fd);
@@ -571,8 +573,21 @@ START_TEST(client_whose_certificate_is_not_yet_valid)
     SSL_free(ssl);
     (void)close(fd);
     side_end(&server);
-    ck_assert_uint_eq(log_capture_count("certificate is not yet valid; renew it, or correct the clock"), 1);
+    ck_assert_uint_eq(log_capture_count(reason), 1);
     ck_assert_int_eq(poll(&(struct pollfd){.fd = accepted_pipe[0], .events = POLLIN}, 1, 0), 0);
+}
+
+START_TEST(client_whose_certificate_is_not_yet_valid)
+{
+    assert_careless_client_refused(&(struct certificate_kind){.names = MEMBER_1, .begin_s = 1000, .end_s = 2000},
+                                   "certificate is not yet valid; renew it, or correct the clock");
+}
+END_TEST
+
+START_TEST(client_whose_key_is_weak)
+{
+    assert_careless_client_refused(&(struct certificate_kind){.names = MEMBER_1, .rsa_bits = 1024},
+                                   "EE certificate key too weak");
 }
 END_TEST
 
@@ -785,6 +800,7 @@ int main(void)
     tcase_add_test(tcase, expires_before_the_handshake);
     tcase_add_test(tcase, server_whose_certificate_is_not_yet_valid);
     tcase_add_test(tcase, client_whose_certificate_is_not_yet_valid);
+    tcase_add_test(tcase, client_whose_key_is_weak);
     tcase_add_test(tcase, revoked);
     tcase_add_test(tcase, no_name);
     tcase_add_test(tcase, files_that_cannot_be_used);

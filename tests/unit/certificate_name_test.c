@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Names of certificates: which are members', which are clients', and which are none. */
 #include <check.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -40,6 +41,21 @@ START_TEST(members)
                 "a");
     assert_name("ps-0.ps.default.svc.cluster.local", TL_CERTIFICATE_MEMBER, "/job:ps/task:0", "");
     assert_name("my-job-12", TL_CERTIFICATE_MEMBER, "/job:my-job/task:12", "");
+}
+END_TEST
+
+/* The longest trust domain that a task's URI of 255 bytes has space for. */
+START_TEST(tasks_of_other_trust_domains)
+{
+    char domain[TL_CERTIFICATE_NAME_BYTES] = "", uri[TL_CERTIFICATE_NAME_BYTES];
+    for (unsigned i = 0; i < 116; i++)
+        strcat(domain, "a.");
+    strcat(domain, "b");
+    ck_assert_int_eq(snprintf(uri, sizeof(uri), "spiffe://%s/job/p/task/0", domain), sizeof(uri) - 1);
+    assert_name(uri, TL_CERTIFICATE_MEMBER, "/job:p/task:0", domain);
+    tl_certificate_name_make_foreign(&name);
+    ck_assert(name.is_foreign);
+    ck_assert_str_eq(name.text, uri);
 }
 END_TEST
 
@@ -141,6 +157,7 @@ int main(void)
     Suite *suite = suite_create("certificate_name");
     TCase *names = tcase_create("names");
     tcase_add_test(names, members);
+    tcase_add_test(names, tasks_of_other_trust_domains);
     tcase_add_test(names, clients);
     suite_add_tcase(suite, names);
     TCase *uris = tcase_create("uris");
