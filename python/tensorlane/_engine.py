@@ -147,8 +147,9 @@ class Receive:
         self._result = None
         endpoint.use(peer, 1)
         self._is_using = True
-        # One group completes as a whole, also when one of its members fails.
-        self._op = endpoint.worker._recv_many(self._queue, self, peer.number, keys, step, into, timeout, 0, None, False,
+        # One group completes as a whole, also when one of its members fails. It does not refer to this object, so that
+        # one which nothing waits for any more is cancelled.
+        self._op = endpoint.worker._recv_many(self._queue, True, peer.number, keys, step, into, timeout, 0, None, False,
                                               None)
         self._is_cancelled = False
 
@@ -158,7 +159,12 @@ class Receive:
         deadline = None if timeout is None else time.monotonic() + timeout
         look = time.monotonic() + 1
         while self._result is None:
-            self._take(self._queue.wait() if timeout != 0 else self._queue.drain())
+            results = []
+            if timeout == 0:
+                results = self._queue.drain()
+            else:
+                self._queue.wait(results)
+            self._take(results)
             now = time.monotonic()
             if self._result is not None:
                 break
