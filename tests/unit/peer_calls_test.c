@@ -246,6 +246,25 @@ START_TEST(a_put_awaits_the_data_connection)
 }
 END_TEST
 
+/* While the peer refuses links of this worker, calls do not wait for one. */
+START_TEST(calls_fail_where_links_are_refused)
+{
+    peer.links.state = TL_PEER_DOWN;
+    peer.links.reason = (struct tl_error){.code = TL_PERMISSION_DENIED, .message = "it may not read"};
+    peer.links.back_off.heap_place = 1;
+    tl_peer_call_wait(&peer, &waits[0]);
+    run_round();
+    ck_assert_int_eq(failures[0].code, TL_PERMISSION_DENIED);
+    ck_assert_str_eq(failures[0].message, "it may not read");
+    ck_assert_uint_eq(wanted_count, 0);
+    peer.links.back_off.heap_place = 0;
+    tl_peer_call_wait(&peer, &waits[1]);
+    run_round();
+    ck_assert_int_eq(failures[1].code, TL_OK);
+    ck_assert_uint_eq(wanted_count, 1);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("peer_calls");
@@ -254,6 +273,10 @@ int main(void)
     tcase_add_test(tcase, a_peer_without_a_link_is_wanted);
     tcase_add_loop_test(tcase, calls_fail_with_the_link_that_cannot_be_opened, 0, 2);
     tcase_add_test(tcase, a_link_that_was_up_is_opened_again);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("calls_fail_where_links_are_refused");
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, calls_fail_where_links_are_refused);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("a_put_awaits_the_data_connection");
     tcase_add_checked_fixture(tcase, setup, NULL);
