@@ -93,7 +93,7 @@ static enum tl_status self_borrow(struct tl_worker *worker, struct tl_sender *se
     return status;
 }
 
-/* Puts an alias in the place of a published value on a device: each receiver may set a stream of its own. */
+/* Puts an alias in the place of a published value: it is read-only, and each receiver may set a stream of its own. */
 static enum tl_status self_alias(struct tl_tensor **tensor, struct tl_error *ret_error)
 {
     struct tl_tensor *value = *tensor;
@@ -225,7 +225,7 @@ static void take_by_reference(struct tl_op *op)
             return;
         }
         problem = self_borrow(op_worker(op), sender, &tensor, &error);
-    } else if (tl_tensor_is_on_device(tensor)) {
+    } else if (tl_tensor_is_on_device(tensor) || !tl_tensor_is_read_only(tensor)) {
         problem = self_alias(&tensor, &error);
     }
     if (problem == TL_OK) {

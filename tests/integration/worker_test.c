@@ -358,6 +358,7 @@ START_TEST(receives_from_itself)
     struct tl_tensor *got = cluster_recv_wait(cluster.workers[0], 0, "k", 1);
     ck_assert(cluster_tensor_is(got, 5000, 9));
     ck_assert_ptr_eq(tl_tensor_data(got), tl_tensor_data(tensor));
+    ck_assert(tl_tensor_is_read_only(got));
     ck_assert(cluster_is_quiet(cq));
     tl_tensor_put(got);
     struct tl_completion sent = cluster_expect(cq, TL_OK);
@@ -375,6 +376,12 @@ START_TEST(receives_from_itself)
     ck_assert(cluster_tensor_is(destination, 5000, 9));
     tl_tensor_put(received.tensor);
     tl_tensor_put(destination);
+    /* What is published must not change, so that none of its receivers may write it. */
+    ck_assert_int_eq(tl_publish(cluster.workers[0], "p", 3, tensor, &error), TL_OK);
+    got = cluster_recv_wait(cluster.workers[0], 0, "p", 3);
+    ck_assert_ptr_eq(tl_tensor_data(got), tl_tensor_data(tensor));
+    ck_assert(tl_tensor_is_read_only(got) && !tl_tensor_is_read_only(tensor));
+    tl_tensor_put(got);
     tl_tensor_put(tensor);
     ck_assert_uint_eq(cluster_stats(cluster.workers[0]).frames_sent, 0);
 }
