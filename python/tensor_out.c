@@ -178,6 +178,27 @@ static int knows_versions(PyObject *version)
     return major >= DLPACK_MAJOR;
 }
 
+/* Makes the bytes visible in the consumer's stream. What was wrapped follows the legacy stream (call_dlpack), and all
+ * that has come is visible in each. Returns false with an exception. */
+static bool follow_stream(struct py_module *module, const struct tl_tensor *tensor, PyObject *stream)
+{
+    if (stream == Py_None || tl_tensor_device(tensor).kind == TL_DEVICE_HOST) return true;
+    long long number = PyLong_AsLongLong(stream);
+    if (number == -1 && PyErr_Occurred()) return false;
+    if (number == TL_STREAM_DEFAULT || number < TL_STREAM_NONE) {
+        PyErr_Format(PyExc_ValueError, "%R is no stream; 1 is the legacy stream, 2 that of the thread", stream);
+        return false;
+    }
+    if (number == TL_STREAM_NONE || number == TL_STREAM_LEGACY) return true;
+    struct tl_error error;
+    enum tl_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = tl_tensor_wait(tensor, &error);
+    Py_END_ALLOW_THREADS;
+    if (status != TL_OK) py_raise(module, &error, NULL, NULL);
+    return status == TL_OK;
+}
+
 PyObject *py_tensor_to_dlpack(struct py_module *module, struct tl_tensor *tensor, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
@@ -199,6 +220,10 @@ PyObject *py_tensor_to_dlpack(struct py_module *module, struct tl_tensor *tensor
         tl_tensor_put(chosen);
         PyErr_SetString(PyExc_BufferError, "the tensor is read-only, which the consumer cannot be told without "
                                            "max_version; copy=True gives it memory of its own");
+        return NULL;
+    }
+    if (!follow_stream(module, chosen, wish.stream)) {
+        tl_tensor_put(chosen);
         return NULL;
     }
     uint64_t flags = (is_read_only ? DLPACK_READ_ONLY : 0) | (is_copied ? DLPACK_IS_COPIED : 0);

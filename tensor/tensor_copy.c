@@ -163,23 +163,27 @@ static enum tl_status copy_through_blocks(struct transfer *transfer, struct tl_e
     return status;
 }
 
-static enum tl_status copy_on_devices(struct transfer *transfer, struct tl_error *ret_error)
+/* What is made of a transfer once its pieces can be waited for. */
+typedef enum tl_status action(struct transfer *transfer, struct tl_error *ret_error);
+
+static enum tl_status run(struct transfer *transfer, action *run_action, struct tl_error *ret_error)
 {
     TL_CHECK(pthread_mutex_init(&transfer->mutex, NULL) == 0);
     TL_CHECK(pthread_cond_init(&transfer->over, NULL) == 0);
     for (unsigned i = 0; i < PIECES; i++)
         transfer->pieces[i].transfer = transfer;
-    enum tl_status status;
-    if (transfer->is_from_host || transfer->is_to_host) {
-        status = copy_through_blocks(transfer, ret_error);
-    } else {
-        transfer->piece_count = 1;
-        transfer->piece_bytes = transfer->size_bytes;
-        status = copy_pieces(transfer, ret_error);
-    }
+    enum tl_status status = run_action(transfer, ret_error);
     TL_CHECK(pthread_cond_destroy(&transfer->over) == 0);
     TL_CHECK(pthread_mutex_destroy(&transfer->mutex) == 0);
     return status;
+}
+
+static enum tl_status copy_on_devices(struct transfer *transfer, struct tl_error *ret_error)
+{
+    if (transfer->is_from_host || transfer->is_to_host) return run(transfer, copy_through_blocks, ret_error);
+    transfer->piece_count = 1;
+    transfer->piece_bytes = transfer->size_bytes;
+    return run(transfer, copy_pieces, ret_error);
 }
 
 /* -------------------------------------------------------------------------------------------------------- copy -- */
@@ -190,6 +194,15 @@ enum tl_status tl_tensor_record_fence(const struct tl_tensor *tensor, struct tl_
     struct tl_device device = tl_tensor_device(tensor);
     if (device.kind == TL_DEVICE_HOST) return TL_OK;
     return tl_device_fence_record(device, tl_tensor_stream(tensor), ret_fence, ret_error);
+}
+
+enum tl_status tl_tensor_wait(const struct tl_tensor *tensor, struct tl_error *ret_error)
+{
+    struct transfer transfer = {.to = tensor, .from = tensor, .device = tl_tensor_device(tensor)};
+    enum tl_status status = tl_tensor_record_fence(tensor, &transfer.after[0], ret_error);
+    if (status == TL_OK) status = run(&transfer, wait_for_streams, ret_error);
+    tl_device_fence_put(transfer.after[0]);
+    return status;
 }
 
 /* At least one of them is on a device. */

@@ -194,6 +194,12 @@ TL_API bool tl_tensor_is_read_only(const struct tl_tensor *tensor);
  * the tensor. */
 TL_API void tl_tensor_set_stream(struct tl_tensor *tensor, tl_stream stream);
 
+/* Waits until what the stream of a tensor holds at the time of the call is done, so that whatever stream is launched
+ * into afterwards sees its bytes. It does nothing for host tensors and for TL_STREAM_NONE.
+ * Errors: those of the stream (tl_send), TL_INTERNAL: CUDA failed. Thread: any; its current device stays. With
+ * TL_STREAM_PER_THREAD the one whose stream is meant. Blocks: yes. */
+TL_API enum tl_status tl_tensor_wait(const struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;
+
 /* Copies all bytes between tensors of the same dtype and shape, on any devices. What the streams of both tensors hold
  * at the time of the call comes before the copy. When it returns, the bytes are visible to everything that is launched
  * or read afterwards; on failure the contents of `to` are undefined. Errors: TL_INVALID_ARGUMENT: dtype or shape

@@ -104,7 +104,9 @@ class Tensor:
         thread.
 
         The bytes of a tensor that was received are visible to everything that is launched afterwards, in any stream.
-        Raises BufferError: it is dead or of STRING; it is read-only and the consumer knows no versions; it is on
+        Those of one that was wrapped follow the legacy stream of their GPU: for another stream the call waits until
+        what that holds is done. stream: as DLPack numbers them; None: the legacy one; -1: it is not waited for.
+        Raises ValueError: no stream. BufferError: it is dead or of STRING; it is read-only and the consumer knows no versions; it is on
         another device than dl_device and must not be copied.
         """
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -191,6 +191,7 @@ static void note_by_kernel(void *context)
 /* Copies between tensors that no stream has to do with show that copies go on. The tensors are made beforehand, and
  * not given back, because a free waits for every stream. */
 static struct tl_tensor *beside, *beside_on_host;
+static atomic_bool is_waited_for;
 
 static void prepare_beside(void)
 {
@@ -300,6 +301,36 @@ START_TEST(the_stream_of_the_thread)
     ck_assert(is_filled(to, 77));
     tl_tensor_put(from);
     tl_tensor_put(to);
+}
+END_TEST
+
+static void *wait_in_thread(void *tensor)
+{
+    struct tl_error own_error;
+    ck_assert_msg(tl_tensor_wait(tensor, &own_error) == TL_OK, "%s", own_error.message);
+    ck_assert(atomic_exchange(&is_waited_for, true) == false);
+    return NULL;
+}
+
+START_TEST(waiting_for_a_stream)
+{
+    struct tl_tensor *tensor = bytes_on(gpu0, 5000), *on_host = bytes_on(host, 5000);
+    pthread_t thread;
+    prepare_beside();
+    void *stream = launch_held(tensor, _i, fill_by_kernel);
+    ck_assert_int_eq(pthread_create(&thread, NULL, wait_in_thread, tensor), 0);
+    copy_beside();
+    copy_beside();
+    ck_assert(!atomic_load(&is_waited_for));
+    cuda->hold(stream, false);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    tl_tensor_set_stream(tensor, TL_STREAM_NONE);
+    copy(on_host, tensor);
+    ck_assert(is_filled(on_host, 77));
+    ck_assert_int_eq(tl_tensor_wait(tensor, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_wait(on_host, &error), TL_OK);
+    tl_tensor_put(tensor);
+    tl_tensor_put(on_host);
 }
 END_TEST
 
@@ -462,6 +493,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_source_that_is_lost_meanwhile, 0, 5);
     tcase_add_test(tcase, what_cannot_be_copied);
     tcase_add_loop_test(tcase, a_source_is_read_after_its_stream, OWN_STREAM, STREAM_OF_THE_THREAD);
+    tcase_add_loop_test(tcase, waiting_for_a_stream, OWN_STREAM, STREAM_OF_THE_THREAD);
     tcase_add_loop_test(tcase, a_destination_is_written_after_its_stream, OWN_STREAM, STREAM_OF_THE_THREAD);
     tcase_add_test(tcase, copies_that_wait_for_streams_hold_no_blocks);
     tcase_add_test(tcase, the_stream_of_the_thread);
