@@ -77,6 +77,19 @@ def check_files(prefix):
     run(prefix / "bin/tensorlane", "--version")
     check_needs(prefix / "bin/tensorlane")
     check_needs(prefix / "lib/libtensorlane.so")
+    check_python(prefix)
+
+
+def check_python(prefix):
+    """Debian's Python imports the package from where it is installed, and that finds the library."""
+    if not (BUILD / "lib/python/tensorlane/_tensorlane.abi3.so").exists():
+        return  # it was not built: python3-dev is not installed
+    packages = prefix / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "dist-packages"
+    script = "import tensorlane; print(tensorlane.__file__, tensorlane.empty((2, 3)).shape)"
+    printed = run(sys.executable, "-B", "-c", script, env={**os.environ, "PYTHONPATH": str(packages)},
+                  stdout=subprocess.PIPE).stdout
+    if printed.split(maxsplit=1) != [str(packages / "tensorlane/__init__.py"), "(2, 3)\n"]:
+        sys.exit(f"the Python package is not installed: {printed}")
 
 
 def check_pkg_config(prefix, work, is_shared):
