@@ -18,7 +18,7 @@ SANITIZE = os.environ.get("TENSORLANE_SANITIZE", "")
 # Another folder that has the package, such as an installed wheel.
 INSTALLED = os.environ.get("TENSORLANE_PYTHON_PACKAGES")
 PACKAGES = pathlib.Path(INSTALLED or BUILD / "lib/python")
-PATIENCE = 120
+PATIENCE = int(os.environ.get("TENSORLANE_PATIENCE", "120"))
 
 if not (PACKAGES / "tensorlane/_tensorlane.abi3.so").exists():
     print("the Python package was not built: python3-dev is not installed")
