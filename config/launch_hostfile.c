@@ -24,6 +24,7 @@ static bool parse_count(const char *text, uint32_t *ret_count)
 static bool split_host(char *word, uint32_t *ret_count)
 {
     char *bracket = word[0] == '[' ? strchr(word, ']') : NULL;
+    if (bracket && bracket[1] && bracket[1] != ':') return false;
     char *colon = bracket ? strchr(bracket, ':') : strchr(word, ':');
     if (bracket) memmove(word, word + 1, strlen(word));
     if (bracket) {

@@ -220,7 +220,7 @@ static unsigned provider_poll(struct tl_provider *base)
 static bool provider_shares_processor(struct tl_provider *base)
 {
     uint32_t processor = (uint32_t)sched_getcpu() + 1, peer_count = 0;
-    bool is_elsewhere = false;
+    bool is_elsewhere = processor == 0;
     TL_LIST_FOREACH(&local_provider_of(base)->pairs, link)
     {
         struct local_rings *rings = &TL_CONTAINER_OF(link, struct local_pair, link)->rings;

@@ -41,7 +41,10 @@ static enum tl_status pattern_of_pods(const char *service, const struct tl_from_
     size_t base = length;
     for (size_t i = 0; job_count > 1 && i < job_count; i++) {
         size_t job_bytes = strlen(jobs[i].name);
-        if (length <= job_bytes + 1 || strncmp(name + length - job_bytes, jobs[i].name, job_bytes) != 0) continue;
+        if (length < job_bytes || strncmp(name + length - job_bytes, jobs[i].name, job_bytes) != 0) continue;
+        if (length > job_bytes && name[length - job_bytes - 1] != '-') continue;
+        /* "param-server" ends with "server", too: the longer name is the job. */
+        if (job && job_bytes < strlen(job)) continue;
         job = jobs[i].name;
         base = length - job_bytes;
     }
@@ -82,9 +85,10 @@ static enum tl_status add_leader_and_workers(struct tl_launch *launch, const cha
 {
     const char *size = tl_from_variable("LWS_GROUP_SIZE");
     char host[TL_LAUNCH_HOST_BYTES];
-    unsigned long count = size ? strtoul(size, NULL, 10) : 0;
+    char *end = NULL;
+    unsigned long count = size ? strtoul(size, &end, 10) : 0;
     size_t name_bytes = strcspn(leader, ".");
-    if (count == 0 || count > TL_LAUNCH_MAX_TASKS)
+    if (count == 0 || *end || count > TL_LAUNCH_MAX_TASKS)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "LWS_LEADER_ADDRESS is set, and LWS_GROUP_SIZE is no number of "
                             "pods; LeaderWorkerSet sets both in each container");

@@ -141,6 +141,15 @@ class Kubernetes(From):
         self.assertEqual(self.config("--tasks=ps=1", "--tasks=worker=2", "--hosts=t-{job}-{index}.lane",
                                      "--port=9")["cluster"], wanted)
 
+    def test_names_of_jobs_that_end_alike(self):
+        for pod, before in (("server-0", ""), ("t-param-server-0", "t-")):
+            self.assertEqual(self.config("--tasks=param-server=1", "--tasks=server=1", "--service=lane",
+                                         HOSTNAME=pod)["cluster"],
+                             {"param-server": [f"{before}param-server-0.lane:4000"],
+                              "server": [f"{before}server-0.lane:4000"]})
+        self.refuse("HOSTNAME=xps-0 does not end with", "--service=lane", "--tasks=ps=1", "--tasks=worker=1",
+                    HOSTNAME="xps-0")
+
     def test_a_job_set(self):
         self.assertEqual(self.config("--tasks=worker=2x2", "--service=js", HOSTNAME="js-worker-1-0")["cluster"],
                          {"worker": [f"js-worker-{i}-{j}.js:4000" for i in range(2) for j in range(2)]})
@@ -151,7 +160,8 @@ class Kubernetes(From):
         self.assertEqual(self.config("--tasks=ps=1", "--tasks=worker", **group)["cluster"],
                          {"ps": ["lws-3.lws.prod:4000"], "worker": workers})
         self.assertEqual(self.config(**group)["cluster"], {"worker": ["lws-3.lws.prod:4000", *workers]})
-        self.refuse("LWS_GROUP_SIZE is no number", **{**group, "LWS_GROUP_SIZE": None})
+        for size in (None, "3x"):
+            self.refuse("LWS_GROUP_SIZE is no number", **{**group, "LWS_GROUP_SIZE": size})
 
     def test_what_is_missing(self):
         self.refuse("which pods\\? --service", "--tasks=worker=2")

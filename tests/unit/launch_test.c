@@ -138,6 +138,7 @@ START_TEST(refused_host_files)
     check_refused(add_hostfile("a\nb:x", 0), colon);
     check_refused(add_hostfile("a\nb:0", 0), colon);
     check_refused(add_hostfile("a\n[fd00::1]:", 0), colon);
+    check_refused(add_hostfile("a\n[fd00::1]x:8", 0), colon);
     check_refused(add_hostfile("a 8", 0), "line 1: \"8\"; a line is \"HOST\", \"HOST:N\" or \"HOST slots=N\"");
     check_refused(add_hostfile("a slots=0", 0),
                   "line 1: \"slots=0\"; a line is \"HOST\", \"HOST:N\" or \"HOST slots=N\"");
