@@ -82,7 +82,8 @@ class Process(Worker):
 
 
 def setUpModule():
-    ray.init(num_cpus=8, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
+    # Worker groups keep their processors until the end.
+    ray.init(num_cpus=64, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
     unittest.addModuleCleanup(ray.shutdown)
 
 
