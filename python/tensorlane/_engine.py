@@ -23,6 +23,15 @@ SLOW_PATHS = ("grpc", "serialized", "gpu-proxy")
 SETTINGS = "TENSORLANE_SETTINGS"
 
 
+async def until_done(future):
+    """Waits for the end of a future, also when this is cancelled meanwhile."""
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            continue
+
+
 class Peer:
     def __init__(self, number, address):
         self.number = number
@@ -56,6 +65,10 @@ class Endpoint:
                 self._worker = Worker(config, address=self._address or self._any_port())
                 self._logger.info("tensorlane listens at %s", self._worker.address)
             return self._worker
+
+    @property
+    def is_open(self):
+        return self._worker is not None
 
     def _any_port(self):
         host = self._host()
@@ -117,7 +130,7 @@ class Endpoint:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             self.worker._cancel(op)
-            await asyncio.wait([future])
+            await until_done(future)
             future.exception()
             raise
 
@@ -145,12 +158,17 @@ class Receive:
         self._peer = peer
         self._queue = endpoint.worker._create_queue()
         self._result = None
+        self._is_using = False
         endpoint.use(peer, 1)
-        self._is_using = True
         # One group completes as a whole, also when one of its members fails. It does not refer to this object, so that
         # one which nothing waits for any more is cancelled.
-        self._op = endpoint.worker._recv_many(self._queue, True, peer.number, keys, step, into, timeout, 0, None, False,
-                                              None)
+        try:
+            self._op = endpoint.worker._recv_many(self._queue, True, peer.number, keys, step, into, timeout, 0, None,
+                                                  False, None)
+        except BaseException:
+            endpoint.use(peer, -1)
+            raise
+        self._is_using = True
         self._is_cancelled = False
 
     def wait(self, timeout=None):
@@ -198,8 +216,7 @@ class Receive:
             self._endpoint.use(self._peer, -1)
 
     def __del__(self):
-        if getattr(self, "_result", 0) is None and not self._endpoint.worker.closed:
-            self.cancel()
         if getattr(self, "_is_using", False):
+            if not self._endpoint.worker.closed:
+                self.cancel()
             self._end()
-

@@ -29,10 +29,11 @@ import time
 import uuid
 
 from . import _engine, empty
-from .errors import DeadlineExceeded, Error, Unavailable
+from .errors import DeadlineExceeded, Error, NotFound, ResourceExhausted, Unavailable
 
 _logger = logging.getLogger("tensorlane.kv")
-# What a get has found stays until its client says that it has it, and for so long at most.
+# What a get has found stays until its client says that it has it, and for so long at most. So long a client may take to
+# say that what was received of it has not changed meanwhile.
 LEASE_SEC = 10
 # A client says so often that it is there, until the owner answers.
 HELLO_SEC = 0.5
@@ -41,6 +42,7 @@ LOOK_SEC = 0.25
 # After an owner has failed, nothing is asked of it for so long.
 REST_SEC = 2
 MAX_KEY_BYTES = 256
+MAX_CLIENTS = 256
 
 
 def _block(key):
@@ -66,6 +68,16 @@ def _host_towards(address):
 
 # ------------------------------------------------------------------------------------------------------------- owner --
 
+class _Block:
+    __slots__ = "tensor", "serial", "leases", "has_ended"
+
+    def __init__(self, tensor, serial):
+        self.tensor = tensor
+        self.serial = serial
+        self.leases = 0
+        self.has_ended = False  # it goes with its last lease
+
+
 class Blocks:
     """What the owner has: the oldest blocks go when there is no room, and those whose time is over."""
 
@@ -73,8 +85,9 @@ class Blocks:
         self._worker = worker
         self._limit = limit
         self._ttl = ttl
-        self._blocks = collections.OrderedDict()  # key -> [tensor, leases, serial]; used last at the end
+        self._blocks = collections.OrderedDict()  # key -> _Block; used last at the end
         self._leases = collections.OrderedDict()  # (client, number of its request) -> (until, [(key, serial)])
+        self._received = collections.OrderedDict()  # the same -> (until, [(key, tensor)])
         self._ends = collections.deque()  # (time, key, serial), in this order
         self._serial = 0
         self._spare = collections.defaultdict(list)  # memory of blocks that went, by size
@@ -87,13 +100,14 @@ class Blocks:
         found, leased = [], []
         for key in keys:
             block = self._blocks.get(key)
-            found.append(block is not None)
-            if block is not None:
+            found.append(block is not None and not block.has_ended)
+            if found[-1]:
                 self._blocks.move_to_end(key)
-                leased.append((key, block[2]))
+                leased.append((key, block.serial))
         if lease and leased:
+            self.release(lease)
             for key, _ in leased:
-                self._blocks[key][1] += 1
+                self._blocks[key].leases += 1
             self._leases[lease] = time.monotonic() + LEASE_SEC, leased
         self.counts["found"] += sum(found)
         self.counts["missed"] += len(found) - sum(found)
@@ -101,17 +115,20 @@ class Blocks:
 
     def release(self, lease):
         for key, serial in self._leases.pop(lease, (0, []))[1]:
-            if key in self._blocks and self._blocks[key][2] == serial:
-                self._blocks[key][1] -= 1
+            block = self._blocks.get(key)
+            if block is not None and block.serial == serial:
+                block.leases -= 1
+                if block.has_ended and not block.leases:
+                    self._drop(key)
 
     def reserve(self, size):
         """Makes room for a block. False: there is none, even without all that may go."""
         while self.used_bytes + size > self._limit:
-            oldest = next((key for key, block in self._blocks.items() if not block[1]), None)
+            oldest = next((key for key, block in self._blocks.items() if not block.leases), None)
             if oldest is None or size > self._limit:
                 self.counts["refused"] += 1
                 return False
-            self.drop(oldest)
+            self._drop(oldest)
             self.counts["evicted"] += 1
         self.used_bytes += size
         return True
@@ -129,25 +146,41 @@ class Blocks:
             self._spare_bytes -= other.pop().nbytes
         return empty((size,), "U8")
 
+    def hold(self, claim, blocks):
+        """Has what was received into memory with a reservation, unseen until keep(claim)."""
+        self._give_back(claim)
+        self._received[claim] = time.monotonic() + LEASE_SEC, blocks
+
+    def keep(self, claim):
+        for key, tensor in self._received.pop(claim, (0, []))[1]:
+            try:
+                self.add(key, tensor)
+            except Error as error:
+                _logger.warning("a block is not kept: %s", error)
+
     def add(self, key, tensor):
         """Publishes a block for which there is a reservation."""
-        self.drop(key)
-        self._worker.publish(_block(key), tensor)
+        self._drop(key)
+        try:
+            # While the library reads the memory, it refers to the view, and the view to the tensor.
+            self._worker.publish(_block(key), memoryview(tensor))
+        except BaseException:
+            self.used_bytes -= tensor.nbytes
+            raise
         self._serial += 1
-        self._blocks[key] = [tensor, 0, self._serial]
+        self._blocks[key] = _Block(tensor, self._serial)
         if self._ttl:
             self._ends.append((time.monotonic() + self._ttl, key, self._serial))
         self.counts["stored"] += 1
 
-    def drop(self, key):
-        """Ends a block; what is being received comes to its end. Returns whether it was there."""
-        block = self._blocks.pop(key, None)
-        if block is None:
+    def remove(self, key):
+        """Ends a block, which is not found any more; leases of it go on. Returns whether it was there."""
+        block = self._blocks.get(key)
+        if block is None or block.has_ended:
             return False
-        self.used_bytes -= block[0].nbytes
-        self._worker.withdraw(_block(key))
-        self._spare[block[0].nbytes].append(block[0])
-        self._spare_bytes += block[0].nbytes
+        block.has_ended = True
+        if not block.leases:
+            self._drop(key)
         return True
 
     def describe(self):
@@ -158,11 +191,32 @@ class Blocks:
         now = time.monotonic()
         while self._leases and next(iter(self._leases.values()))[0] <= now:
             self.release(next(iter(self._leases)))
+        while self._received and next(iter(self._received.values()))[0] <= now:
+            self._give_back(next(iter(self._received)))
         while self._ends and self._ends[0][0] <= now:
             _, key, serial = self._ends.popleft()
-            if key in self._blocks and self._blocks[key][2] == serial:
-                self.drop(key)
-                self.counts["expired"] += 1
+            if key in self._blocks and self._blocks[key].serial == serial:
+                self.counts["expired"] += self.remove(key)
+
+    def _drop(self, key):
+        """What is being received of the block comes to its end."""
+        block = self._blocks.pop(key, None)
+        if block is None:
+            return
+        try:
+            self._worker.withdraw(_block(key))
+        except NotFound:  # a peer has removed it
+            pass
+        self._spare_memory(block.tensor)
+
+    def _give_back(self, claim):
+        for _, tensor in self._received.pop(claim, (0, []))[1]:
+            self._spare_memory(tensor)
+
+    def _spare_memory(self, tensor):
+        self.used_bytes -= tensor.nbytes
+        self._spare[tensor.nbytes].append(tensor)
+        self._spare_bytes += tensor.nbytes
 
 
 class Owner:
@@ -193,6 +247,7 @@ class Owner:
                         _logger.info("%s", error)
                         task.cancel()
                     if task.done():
+                        self._endpoint.use(peer, -1)
                         del self._clients[name]
                 if hellos.done():
                     hellos.result()
@@ -202,56 +257,89 @@ class Owner:
 
     async def _hear(self):
         """Takes in clients that say that they are there."""
-        async for hello in self.worker.subscribe(self.worker.name, "kv/hello"):
-            client = json.loads(bytes(hello))
-            if client["id"] not in self._clients:
-                peer = self._endpoint.peer(client["address"], client["incarnation"])
-                self._clients[client["id"]] = peer, asyncio.ensure_future(self._serve(client["id"], peer))
-                _logger.info("a client at %s", client["address"])
+        while True:
+            try:
+                async for hello in self.worker.subscribe(self.worker.name, "kv/hello"):
+                    self._take_in(bytes(hello))
+            except Error as error:
+                _logger.warning("hellos do not come: %s", error)
+            await asyncio.sleep(1)
+
+    def _take_in(self, hello):
+        try:
+            client = json.loads(hello)
+            name, address = client["id"], client["address"]
+            if name in self._clients:
+                return
+            if len(self._clients) >= MAX_CLIENTS:
+                raise ResourceExhausted(f"there are {MAX_CLIENTS} clients")
+            peer = self._endpoint.peer(address, client["incarnation"])
+            self._endpoint.use(peer, 1)
+            self._clients[name] = peer, asyncio.ensure_future(self._serve(name, peer))
+            _logger.info("a client at %s", address)
+        except Exception as error:
+            _logger.warning("no client is taken in: %r", error)
 
     async def _serve(self, name, peer):
         running = set()
-        async with self.worker.subscribe(peer.number, f"kv/request/{name}", count=8) as requests:
-            async for value in requests:
-                task = asyncio.ensure_future(self._answer(name, peer, value.step, json.loads(bytes(value))))
-                del value
-                running.add(task)
-                task.add_done_callback(running.discard)
-
-    async def _answer(self, name, peer, number, request):
         try:
+            async with self.worker.subscribe(peer.number, f"kv/request/{name}", count=8) as requests:
+                async for value in requests:
+                    task = asyncio.ensure_future(self._answer(name, peer, value.step, bytes(value)))
+                    del value
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+        except Error as error:
+            _logger.info("the client at %s: %s", peer.address, error)
+
+    async def _answer(self, name, peer, number, text):
+        keys = []
+        try:
+            request = json.loads(text)
             for done in request.get("done", ()):
                 self.blocks.release((name, done))
-            answer = await self._do(name, peer, number, request)
-            await self.worker.send(f"kv/reply/{name}", json.dumps(answer).encode(), number, timeout=self._timeout)
-        except (Error, KeyError, TypeError, ValueError) as error:
+            keys = request["keys"] if isinstance(request["keys"], list) else []
+            for key in keys:
+                key.encode()  # what cannot be encoded is no key
+            answer = await self._do(name, peer, number, request, keys)
+        except Exception as error:
             _logger.info("request %d of %s: %r", number, peer.address, error)
+            answer = [False] * len(keys)
+        try:
+            if answer is not None:
+                await self.worker.send(f"kv/reply/{name}", json.dumps(answer).encode(), number, timeout=self._timeout)
+        except Error as error:
+            _logger.info("the answer to request %d of %s: %s", number, peer.address, error)
 
-    async def _do(self, name, peer, number, request):
-        what, keys = request["do"], request["keys"]
+    async def _do(self, name, peer, number, request, keys):
+        what = request["do"]
         if what == "set":
-            return await self._set(peer, number, keys, request["sizes"], int(request["slot"]))
+            return await self._set((name, number), peer, keys, request["sizes"], int(request["slot"]))
+        if what == "keep":
+            return self.blocks.keep((name, request["of"]))
         if what == "describe":
             return self.blocks.describe()
         if what == "remove":
-            return [self.blocks.drop(key) for key in keys]
+            return [self.blocks.remove(key) for key in keys]
         return self.blocks.find(keys, (name, number) if what == "get" else None)
 
-    async def _set(self, peer, number, keys, sizes, slot):
-        """Receives the blocks for which there is room."""
+    async def _set(self, claim, peer, keys, sizes, slot):
+        """Receives the blocks for which there is room, which are there when the client says that it has not given up
+        meanwhile: then it may have changed their memory, or shown others under the same names."""
+        if len(sizes) != len(keys) or not all(type(size) is int and size >= 0 for size in sizes):
+            raise ValueError("the sizes are not one for each key")
         taken = [self.blocks.reserve(size) for size in sizes]
         chosen = [index for index, is_taken in enumerate(taken) if is_taken]
-        into = [self.blocks.memory(sizes[index]) for index in chosen]
         try:
+            into = [self.blocks.memory(sizes[index]) for index in chosen]
             if chosen:
-                got = await self.worker.recv_many(peer.number, [_up(slot, index) for index in chosen], number,
+                got = await self.worker.recv_many(peer.number, [_up(slot, index) for index in chosen], claim[1],
                                                   into=into, timeout=self._timeout)
                 self._endpoint.note(peer, got)
         except BaseException:
             self.blocks.used_bytes -= sum(sizes[index] for index in chosen)
             raise
-        for index, tensor in zip(chosen, into):
-            self.blocks.add(keys[index], tensor)
+        self.blocks.hold(claim, [(keys[index], tensor) for index, tensor in zip(chosen, into)])
         return taken
 
 
@@ -268,13 +356,16 @@ class Client:
         self._owner = address
         self._timeout = timeout
         self._name = uuid.uuid4().hex
-        self._endpoint = _engine.Endpoint(lambda: host or _host_towards(address), _logger)
+        self._host = host
+        self._endpoint = _engine.Endpoint(lambda: self._host, _logger)
         self._number = 0
         self._gets_done = []
         self._slots = set()
-        self._is_known = None
+        self._meeting = None
         self._last_failure = None
         self._rests_until = 0
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tensorlane-kv", daemon=True)
         self._thread.start()
@@ -286,13 +377,17 @@ class Client:
         self.close()
 
     def close(self):
-        """Calls that run end first, with nothing found."""
-        if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        """Calls that run are cancelled first: they raise CancelledError, and leave the caller's memory alone."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        if self._endpoint.is_open:
             self._endpoint.worker.close(0)
-            self._loop.close()
+        self._loop.close()
 
     async def _end_calls(self):
         calls = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -317,13 +412,14 @@ class Client:
 
     def describe(self):
         """Returns what the owner has and has counted; {} if it does not answer."""
-        return self.submit(self._guarded, [], self._ask({"do": "describe", "keys": []})).result() or {}
+        return self.submit(self._describe).result() or {}
 
     def submit(self, call, *arguments):
         """Begins a call of the form NAME_async. Returns a future of the module concurrent."""
-        if not self._thread.is_alive():
-            raise RuntimeError("the client is closed")
-        return asyncio.run_coroutine_threadsafe(call(*arguments), self._loop)
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("the client is closed")
+            return asyncio.run_coroutine_threadsafe(call(*arguments), self._loop)
 
     async def set_async(self, keys, blocks):
         blocks = [memoryview(block).cast("B") for block in blocks]
@@ -338,6 +434,9 @@ class Client:
     async def remove_async(self, keys):
         return await self._guarded(keys, self._ask({"do": "remove", "keys": keys}))
 
+    async def _describe(self):
+        return await self._guarded([], self._ask({"do": "describe", "keys": []}))
+
     async def _guarded(self, keys, call):
         """What cannot be done is said once for each reason, and counts as not there."""
         if time.monotonic() < self._rests_until:
@@ -347,14 +446,15 @@ class Client:
             result = await self._watched(call)
             self._last_failure = None
             return result
-        except Error as error:
+        except (Error, OSError) as error:
             text = re.sub(r"[\da-f]+", "N", str(error))
             if text != self._last_failure:
                 _logger.warning("the cache at %s is not used: %s", self._owner, error)
             self._last_failure = text
-            if isinstance(error, (TimeoutError, Unavailable)):
-                self._is_known = None  # the next one there may be another process
+            if isinstance(error, (TimeoutError, Unavailable)) or not self._has_met():
                 self._rests_until = time.monotonic() + REST_SEC
+                if self._has_met():
+                    self._meeting = None  # the next one there may be another process
             return [False] * len(keys)
 
     async def _watched(self, call):
@@ -362,47 +462,62 @@ class Client:
         task, end = asyncio.ensure_future(call), time.monotonic() + self._timeout
         try:
             while not (await asyncio.wait([task], timeout=LOOK_SEC))[0]:
-                self._endpoint.check(self._peer(), patience=2 * LOOK_SEC)
+                if self._endpoint.is_open:
+                    self._endpoint.check(self._peer(), patience=2 * LOOK_SEC)
                 if time.monotonic() >= end:
                     raise DeadlineExceeded(f"{self._owner} did not answer within {self._timeout} s")
             return task.result()
         finally:
             # Nothing writes to the caller's memory any more when this returns.
             task.cancel()
-            await asyncio.wait([task])
+            await _engine.until_done(task)
 
     def _peer(self):
         return self._endpoint.peer(self._owner)
 
     async def _meet(self):
         """Says that this client is there until the owner has begun to receive its requests."""
+        end = time.monotonic() + self._timeout
+        if self._host is None:
+            self._host = await asyncio.get_running_loop().run_in_executor(None, _host_towards, self._owner)
         worker, peer = self._endpoint.worker, self._peer()
         hello = {"id": self._name, "address": worker.address, "incarnation": worker.incarnation}
         while True:
-            await worker.put(peer.number, "kv/hello", json.dumps(hello).encode(), timeout=self._timeout)
-            self._number += 1
+            # Also in place of what a stranger has put there with a later step.
+            await worker.put(peer.number, "kv/hello", json.dumps(hello).encode(), may_go_back=True,
+                             timeout=self._timeout)
+            number = self._take_number()
             try:
-                await worker.send(f"kv/request/{self._name}", b'{"do": "exists", "keys": []}', self._number,
+                await worker.send(f"kv/request/{self._name}", b'{"do": "exists", "keys": []}', number,
                                   timeout=HELLO_SEC)
-                await worker.recv(peer.number, f"kv/reply/{self._name}", self._number, timeout=self._timeout)
+                await worker.recv(peer.number, f"kv/reply/{self._name}", number, timeout=self._timeout)
                 return
             except TimeoutError:  # another client has said hello in the same moment
-                continue
+                if time.monotonic() >= end:
+                    raise
+
+    def _has_met(self):
+        meeting = self._meeting
+        return meeting is not None and meeting.done() and not meeting.cancelled() and meeting.exception() is None
 
     async def _known(self):
-        if self._is_known is None:
-            self._is_known = asyncio.ensure_future(self._meet())
-        await asyncio.shield(self._is_known)
+        if self._meeting is None or self._meeting.done() and not self._has_met():
+            self._meeting = asyncio.ensure_future(self._meet())
+        await asyncio.shield(self._meeting)
+
+    async def _say(self, request, number):
+        request["done"], self._gets_done = self._gets_done, []
+        await self._endpoint.worker.send(f"kv/request/{self._name}", json.dumps(request).encode(), number,
+                                         timeout=self._timeout)
 
     async def _ask(self, request, number=None):
         await self._known()
         worker, peer = self._endpoint.worker, self._peer()
         if number is None:
             number = self._take_number()
-        request["done"], self._gets_done = self._gets_done, []
         reply = asyncio.ensure_future(worker.recv(peer.number, f"kv/reply/{self._name}", number, timeout=self._timeout))
         try:
-            await worker.send(f"kv/request/{self._name}", json.dumps(request).encode(), number, timeout=self._timeout)
+            await self._say(request, number)
             return json.loads(bytes(await reply))
         finally:
             reply.cancel()
@@ -418,15 +533,21 @@ class Client:
         slot = min(set(range(len(self._slots) + 1)) - self._slots)
         self._slots.add(slot)
         names = [_up(slot, index) for index in range(len(keys))]
-        for name, block in zip(names, blocks):
-            worker.publish(name, block, number)
         try:
+            for name, block in zip(names, blocks):
+                worker.publish(name, block, number)
             sizes = [block.nbytes for block in blocks]
-            return await self._ask({"do": "set", "keys": keys, "sizes": sizes, "slot": slot}, number)
+            taken = await self._ask({"do": "set", "keys": keys, "sizes": sizes, "slot": slot}, number)
+            if any(taken):
+                await self._say({"do": "keep", "keys": [], "of": number}, self._take_number())
+            return taken
         finally:
-            for name in names:
-                worker.withdraw(name)
             self._slots.discard(slot)
+            for name in names:
+                try:
+                    worker.withdraw(name)
+                except NotFound:  # it was not published, or a peer has removed it
+                    pass
 
     async def _get(self, keys, into):
         await self._known()

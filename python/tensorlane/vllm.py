@@ -95,7 +95,7 @@ class Tier(SecondaryTierManager):
         self._lookups.flush()
 
     def drain_jobs(self):
-        """Each job has a deadline, and nothing of it is under way when it is finished."""
+        """Each job has a deadline, and nothing is written to its memory when it is finished."""
         for is_finished in list(self._running.values()):
             is_finished.wait()
 

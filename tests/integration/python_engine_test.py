@@ -74,6 +74,11 @@ class Engines(unittest.TestCase):
         self.assertEqual(self.peer.users, 0)
         wait_until(lambda: self.endpoint.worker.counters()["open_operations"] == 0, "it is cancelled")
 
+    def test_receives_that_do_not_begin(self):
+        with self.assertRaises(TypeError):
+            self.endpoint.receive(self.peer, ["a"], [5], PATIENCE)
+        self.assertEqual(self.peer.users, 0)
+
     def test_peers_that_are_not_used_are_removed(self):
         for number in range(_engine.MAX_PEERS + 10):
             self.endpoint.peer(f"127.0.0.1:{number + 1}")

@@ -1,20 +1,37 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """tensorlane.kv: blocks at an owner that several clients share, its limits, and processes that die."""
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 import unittest
 
-from python_support import PACKAGES, PATIENCE, tensorlane, wait_until
+from python_support import PACKAGES, PATIENCE, start_script, tensorlane, wait_until
 
 from tensorlane import kv
 
 BLOCK = 64 << 10
 OPERATIONS = 10000
+SLOW = 64 << 20
+# It stops in the middle of what it receives.
+SLOW_READER = """
+import os, signal, threading
+import tensorlane
+into = bytearray({size})
+def stop():
+    while not into[{size} // 4]:
+        pass
+    os.kill(os.getpid(), signal.SIGSTOP)
+threading.Thread(target=stop).start()
+with tensorlane.Worker({{"log": {{"level": "error"}}}}, address="127.0.0.1:0") as worker:
+    worker.recv_wait(worker.add_peer("{address}"), "kv/block/k", into=into)
+print(set(into[::4096]), flush=True)
+"""
 
 
 def block(number, size=BLOCK):
@@ -130,6 +147,43 @@ class Limits(Owned):
         blocks.release(2)
         self.assertTrue(blocks.reserve(1000))
 
+    def test_what_ends_while_it_is_being_received_stays_until_it_has_come(self):
+        worker = self.worker()
+        blocks = kv.Blocks(worker, 2000, 0.001)
+        for key in "ab":
+            self.assertTrue(blocks.reserve(1000))
+            blocks.add(key, tensorlane.empty((1000,), "U8"))
+        self.assertEqual(blocks.find(["a", "b"], lease=1), [True, True])
+        self.assertTrue(blocks.remove("a"))
+        time.sleep(0.002)
+        blocks.end_old()
+        self.assertEqual(blocks.find(["a", "b"]), [False, False])
+        self.assertFalse(blocks.remove("a"))
+        self.assertEqual((worker.counters()["published_tensors"], blocks.used_bytes), (2, 2000))
+        blocks.release(1)
+        self.assertEqual((worker.counters()["published_tensors"], blocks.used_bytes), (0, 0))
+        self.assertEqual(blocks.counts["expired"], 1)
+
+    def test_memory_is_not_used_again_while_a_slow_reader_has_it(self):
+        owner = self.worker()
+        blocks, values = kv.Blocks(owner, 4 * SLOW, 0), iter(range(1, 10))
+
+        def replace():
+            self.assertTrue(blocks.reserve(SLOW))
+            tensor = blocks.memory(SLOW)
+            memoryview(tensor)[:] = block(next(values), SLOW)
+            blocks.add("k", tensor)
+
+        replace()
+        reader = start_script(SLOW_READER.format(address=owner.address, size=SLOW), "")
+        self.addCleanup(self.end, reader)
+        self.addCleanup(reader.stderr.close)
+        os.waitpid(reader.pid, os.WUNTRACED)
+        replace()
+        replace()
+        reader.send_signal(signal.SIGCONT)
+        self.assertEqual(reader.stdout.readline(), "{1}\n")
+
     def worker(self):
         worker = tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0")
         self.addCleanup(worker.close)
@@ -184,6 +238,23 @@ class Failures(Owned):
         client = self.client(timeout=2)
         self.assertEqual(client.exists(["a"]), [False])
 
+    def test_a_set_that_is_given_up_before_the_owner_receives_it(self):
+        hasty = self.client(timeout=1)
+        self.assertEqual(hasty.set(["first"], [block(1)]), [True])
+        self.owner.send_signal(signal.SIGSTOP)
+        self.assertEqual(hasty.set(["a"], [block(2)]), [False])
+        self.owner.send_signal(signal.SIGCONT)
+        wait_until(lambda: hasty.set(["b"], [block(3)]) == [True], "the owner is asked again")
+        self.assertEqual(self.get(["b"]), [block(3)])
+        self.assertIn(self.get(["a"]), [[None], [block(2)]])
+
+    def test_a_name_that_is_none(self):
+        client = kv.Client("no-such-host.invalid:4700")
+        with self.assertLogs("tensorlane.kv", "WARNING"):
+            self.assertEqual(client.exists(["a"]), [False])
+        client.close()
+        self.assertRaises(RuntimeError, client.exists, ["a"])
+
     def test_a_client_that_dies_while_it_sets(self):
         script = f"""if True:
             import os, signal
@@ -215,6 +286,87 @@ class Failures(Owned):
             future.result(PATIENCE)
         self.assertRaises(RuntimeError, client.exists, ["a"])
         self.owner.send_signal(signal.SIGCONT)
+
+
+class Stranger:
+    """A client that says what the test wants."""
+
+    def __init__(self, address):
+        self.worker = tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0")
+        self.peer = self.worker.add_peer(address)
+        self.number = 0
+
+    def greet(self, hello=None, step=0):
+        hello = hello or json.dumps({"id": "stranger", "address": self.worker.address,
+                                     "incarnation": self.worker.incarnation}).encode()
+        self.worker.put_wait(self.peer, "kv/hello", hello, step, may_go_back=True)
+
+    def say(self, request):
+        self.number += 1
+        self.worker.send_wait("kv/request/stranger", request, self.number, timeout=30)
+
+    def ask(self, request):
+        self.say(request)
+        return json.loads(bytes(self.worker.recv_wait(self.peer, "kv/reply/stranger", self.number, timeout=30)))
+
+
+class Strangers(Owned):
+    def setUp(self):
+        super().setUp()
+        self.stranger = Stranger(self.address)
+        self.addCleanup(self.stranger.worker.close)
+
+    def test_hellos_of_any_kind(self):
+        for number, hello in enumerate([
+                b"{", b"\xff", b"[]", b"5", b'{"id": "a"}', b'{"id": [], "address": "127.0.0.1:1", "incarnation": 0}',
+                b'{"id": "a", "address": 5, "incarnation": 0}', b'{"id": "a", "address": "b", "incarnation": "c"}',
+                b'{"id": "a", "address": "127.0.0.1:1", "incarnation": -1}',
+                b'{"id": "%s", "address": "127.0.0.1:1", "incarnation": 0}' % (b"x" * 5000)]):
+            with self.subTest(hello=hello[:80]):
+                self.stranger.greet(hello)
+                self.assertEqual(self.client().set(["a"], [block(number)]), [True])
+        self.stranger.greet(step=1 << 63)
+        self.assertEqual(self.get(["a"], self.client()), [block(number)])
+
+    def test_requests_of_any_kind(self):
+        self.stranger.greet()
+        for keys, rest in (
+                ("5", ""), ("{}", ""), ('[["a"]]', ""), ('["\\ud800"]', '"sizes": [1000]'), ("[5]", '"sizes": [1000]'),
+                ('["a"]', ""), ('["a"]', '"sizes": [-1099511627776]'), ('["a"]', '"sizes": [NaN]'),
+                ('["a"]', '"sizes": [true]'), ('["a"]', '"sizes": [1e3]'), ('["a"]', '"sizes": [1000, 1000]'),
+                ('["a", "b"]', '"sizes": [1000]'), ('["a", "b"]', '"sizes": [1000, "x"]'),
+                ('["a"]', '"sizes": [1180591620717411303424]'), ('["a"]', '"sizes": [1000], "done": [[]]'),
+                ('["a"]', '"sizes": [1000], "slot": "x"')):
+            text = f'{{"do": "set", "slot": 0, "keys": {keys}{", " if rest else ""}{rest}}}'
+            with self.subTest(request=text):
+                self.assertIn(self.stranger.ask(text.encode()), ([], [False], [False, False]))
+                self.assertEqual(self.cache.describe()["used_bytes"], 0)
+        for text in (b"{", b"[]", b"\xff", b"{}"):
+            self.assertEqual(self.stranger.ask(text), [])
+        self.assertEqual(self.stranger.ask(b'{"do": "exists", "keys": ["a"]}'), [False])
+
+    def test_what_is_not_confirmed_is_not_there(self):
+        self.stranger.greet()
+
+        def show():
+            self.stranger.worker.publish("kv/up/0/0", block(5), self.stranger.number + 1)
+            return self.stranger.ask(b'{"do": "set", "keys": ["a"], "sizes": [%d], "slot": 0}' % BLOCK)
+
+        self.assertEqual(show(), [True])
+        self.assertEqual(self.cache.exists(["a"]), [False])
+        wait_until(lambda: self.cache.describe()["used_bytes"] == 0, "its memory is given back")
+        self.assertEqual(show(), [True])
+        self.stranger.say(b'{"do": "keep", "keys": [], "of": %d}' % self.stranger.number)
+        wait_until(lambda: self.cache.exists(["a"]) == [True], "it is there")
+        self.assertEqual(self.get(["a"]), [block(5)])
+
+    def test_blocks_that_a_peer_removes(self):
+        self.set(0, 4)
+        self.assertEqual(self.stranger.worker.remove_wait(self.stranger.peer, "kv/block/*"), 4)
+        self.assertEqual(self.cache.remove(["k0", "none"]), [True, False])
+        self.assertEqual(self.set(1, 3), [True] * 3)
+        self.assertEqual(self.get(["k1", "k2"]), [block(1), block(2)])
+        self.assertEqual(self.cache.describe()["used_bytes"], 3 * BLOCK)
 
 
 class Memory(Owned):
