@@ -148,7 +148,8 @@ class BlockingSubscription(_Subscription):
         super().__init__(worker, op)
 
     def _forget(self):
-        self._results.clear()
+        with self._lock:
+            self._results.clear()
 
     def __iter__(self):
         return self

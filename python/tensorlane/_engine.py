@@ -53,7 +53,7 @@ class Endpoint:
         self._address = address
         self._config = config
         self._logger = logger
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a Receive may be collected while this thread has it
         self._worker = None
         self._peers = collections.OrderedDict()
 

@@ -15,6 +15,7 @@ them receives them from there, and when no reference to the object is left, they
 """
 import logging
 import threading
+import weakref
 from dataclasses import dataclass, field
 
 import ray
@@ -87,7 +88,7 @@ def _key(obj_id, index):
 class _Transport(TensorTransportManager):
     def __init__(self):
         self._able = set()
-        self._running = {}
+        self._running = weakref.WeakKeyDictionary()  # a fetch that Ray drops is cancelled when nothing refers to it
         self._lock = threading.Lock()
 
     def tensor_transport_backend(self):
@@ -139,32 +140,16 @@ class _Transport(TensorTransportManager):
         receive = _endpoint.receive(peer, [_key(obj_id, index) for index in range(len(meta.tensor_meta))], made,
                                     ray_constants.RDT_FETCH_FAIL_TIMEOUT_SECONDS)
         with self._lock:
-            self._running.setdefault(obj_id, []).append(receive)
+            self._running[receive] = obj_id
         return Fetch(obj_id, [], receive, made)
 
     def wait_fetch_complete(self, fetch_request, timeout=-1):
         receive = fetch_request.receive
         if receive is None:
             return fetch_request.tensors
-        is_over = True
-        try:
-            came = receive.wait(None if timeout < 0 else timeout)
-        except TimeoutError as error:
-            is_over = isinstance(error, Error)
-            raise
-        finally:
-            if is_over:
-                self._forget(fetch_request.obj_id, receive)
+        came = receive.wait(None if timeout < 0 else timeout)
         return [into if into is not None else self._made_of(tensor)
                 for into, tensor in zip(fetch_request.made, came)]
-
-    def _forget(self, obj_id, receive):
-        with self._lock:
-            left = [other for other in self._running.get(obj_id, []) if other is not receive]
-            if left:
-                self._running[obj_id] = left
-            else:
-                self._running.pop(obj_id, None)
 
     def send_multiple_tensors(self, tensors, tensor_transport_metadata, communicator_metadata):
         raise NotImplementedError("receivers ask for the tensors")
@@ -178,7 +163,7 @@ class _Transport(TensorTransportManager):
 
     def abort_transport(self, obj_id, communicator_metadata):
         with self._lock:
-            receives = list(self._running.get(obj_id, []))
+            receives = [receive for receive, of in self._running.items() if of == obj_id]
         for receive in receives:
             receive.cancel()
 

@@ -341,6 +341,9 @@ class Strangers(Owned):
             with self.subTest(request=text):
                 self.assertIn(self.stranger.ask(text.encode()), ([], [False], [False, False]))
                 self.assertEqual(self.cache.describe()["used_bytes"], 0)
+        self.stranger.worker.publish("kv/up/0/0", b"of another size", 1 << 40)
+        self.assertEqual(self.stranger.ask(b'{"do": "set", "keys": ["a"], "sizes": [1000], "slot": 0}'), [False])
+        self.assertEqual(self.cache.describe()["used_bytes"], 0)
         for text in (b"{", b"[]", b"\xff", b"{}"):
             self.assertEqual(self.stranger.ask(text), [])
         self.assertEqual(self.stranger.ask(b'{"do": "exists", "keys": ["a"]}'), [False])

@@ -282,6 +282,25 @@ class Failures(Ray):
         with self.assertRaises(tensorlane.Cancelled):
             transport.wait_fetch_complete(fetch, PATIENCE)
 
+    def test_a_fetch_that_is_dropped_is_cancelled(self):
+        owner, = self.actors(1)
+        ref = owner.make.remote(1 << 20)
+        manager = ray._private.worker.global_worker.rdt_manager
+        meta = manager.wait_for_tensor_transport_metadata(ref.hex(), PATIENCE)
+        self.stop(owner)
+        worker = tensorlane.ray._endpoint.worker
+        before = worker.counters()["open_operations"]
+        transport = ray.experimental.rdt.util.get_tensor_transport_manager("TENSORLANE")
+        fetch = transport.fetch_multiple_tensors(ref.hex(), meta, None)
+        with self.assertRaises(TimeoutError):
+            transport.wait_fetch_complete(fetch, 0)
+        self.assertGreater(worker.counters()["open_operations"], before)
+        del fetch
+        end = time.monotonic() + FETCH_SEC / 2
+        while worker.counters()["open_operations"] > before and time.monotonic() < end:
+            time.sleep(0.05)
+        self.assertEqual(worker.counters()["open_operations"], before)
+
 
 class Tensors(Ray):
     def test_tensors_of_torch(self):
