@@ -506,7 +506,7 @@ static enum tl_status check_hello(const struct tl_link *link, const Tensorlane__
     /* A member may also be a client, without a name: its tools are. */
     if (link->peer.source == TL_IDENTITY_PROVEN && !link->peer.is_foreign && hello->name[0] != '\0' &&
         strcmp(link->peer.certified, hello->name) != 0) {
-        return tl_error_set(ret_error, TL_PERMISSION_DENIED,
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                             "%s says that it is %s, and its certificate is for %s; give each task its own certificate",
                             link->peer.address, hello->name, link->peer.certified);
     }

@@ -137,7 +137,7 @@ static enum tl_link_admission refuse(struct tl_peer *peer, const struct tl_ident
         used += (size_t)snprintf(expected + used, sizeof(expected) - used, "%s%s", i > 0 ? ", " : "",
                                  tl_ip_format(&origin->ips[i], text));
     }
-    (void)tl_error_set(ret_error, TL_PERMISSION_DENIED,
+    (void)tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                        "%s called %s from %s, which is no address of its host %s (%s%s); if it is right, list it in "
                        "peers.addresses of %s",
                        peer->name, peer->worker->self.name, tl_ip_format(ip, text), origin->endpoint.host, expected,

@@ -280,6 +280,39 @@ START_TEST(an_absent_peer_is_waited_for)
 }
 END_TEST
 
+/* Opens the owner with this host for the other task. */
+static void open_owner(const char *host_of_asker)
+{
+    char json[512];
+    snprintf(json, sizeof(json), "{\"cluster\": {\"node\": [\"127.0.0.1:%u\", \"%s:%u\"]}, \"protocol\": \"grpc\"}",
+             cluster.ports[0], host_of_asker, cluster.ports[1]);
+    const struct tl_worker_options options = {.size_bytes = sizeof(options), .config_json = json, .job = "node"};
+    ck_assert_msg(tl_worker_open(&options, &cluster.workers[0], &error) == TL_OK, "%s", error.message);
+    owner = cluster.workers[0];
+}
+
+/* It may know the address later, as a name service may. */
+START_TEST(a_peer_that_does_not_know_the_address_is_waited_for)
+{
+    tl_op_id op;
+    struct tl_listing *listing;
+    cluster_init(&cluster, 2, NULL);
+    open_owner("192.0.2.1");
+    asker = cluster_open(&cluster, 1);
+    peer = cluster_peer(asker, 0);
+    ck_assert_int_eq(tl_list_wait(asker, peer, "", CLUSTER_SECOND / 2, &listing, &error), TL_DEADLINE_EXCEEDED);
+    ck_assert_msg(strstr(error.message, "which is no address of its host") != NULL, "%s", error.message);
+    struct tl_tensor *tensor = cluster_tensor(BYTES, 5);
+    ck_assert_int_eq(tl_put(asker, peer, "w", 1, tensor, NULL, CLUSTER_LONG, cq, NULL, &op, &error), TL_OK);
+    tl_tensor_put(tensor);
+    cluster_close(&cluster, 0);
+    open_owner("127.0.0.1");
+    expect_ended(op, TL_OK);
+    expect_at_owner("w", 1, 5);
+    cluster_close_all(&cluster);
+}
+END_TEST
+
 /* The peer takes nothing: the put is under way, and its memory is read, when it is cancelled. */
 START_TEST(a_put_that_is_under_way_ends)
 {
@@ -467,6 +500,7 @@ int main(void)
     tcase = tcase_create("ends");
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, an_absent_peer_is_waited_for);
+    tcase_add_test(tcase, a_peer_that_does_not_know_the_address_is_waited_for);
     tcase_add_test(tcase, a_put_that_is_under_way_ends);
     tcase_add_test(tcase, a_put_survives_a_broken_connection);
     tcase_add_test(tcase, operations_of_a_removed_peer_end);

@@ -300,7 +300,7 @@ START_TEST(a_member_must_come_from_its_address)
         expect_hello(&calls[0]);
         CLUSTER_UNTIL(cluster_peer_info(cluster.workers[0], 1).state == TL_PEER_UP);
     } else {
-        expect_refused(&calls[0], TL_PERMISSION_DENIED, cases[_i].refusal);
+        expect_refused(&calls[0], TL_FAILED_PRECONDITION, cases[_i].refusal);
         ck_assert_int_ne(cluster_peer_info(cluster.workers[0], 1).state, TL_PEER_UP);
     }
     /* Clients claim no name. */
