@@ -266,12 +266,13 @@ void tl_peer_give_up(struct tl_peer_request *request);
  * know. */
 void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t number);
 
-/* Returns the data connections to the process with this incarnation, which this caller is; NULL: there are none. */
+/* Returns the data connections to the process with this incarnation, which this caller is, and of several those that
+ * can carry a request first; NULL: there are none. */
 const struct tl_data_connections *tl_peers_find_data(const struct tl_worker *worker, const struct tl_identity *caller,
                                                      uint64_t incarnation);
-/* The same among the client peers, and the link that they belong to. */
-const struct tl_data_connections *tl_client_peers_find_data(const struct tl_worker *worker, uint64_t incarnation,
-                                                            const struct tl_link **ret_link);
+/* The same among the client peers. */
+const struct tl_data_connections *tl_client_peers_find_data(const struct tl_worker *worker,
+                                                            const struct tl_identity *caller, uint64_t incarnation);
 /* Takes a link of a client that is no member of the cluster. */
 void tl_client_peer_add(struct tl_worker *worker, struct tl_link *link);
 /* Returns whether a client peer with another name or address has the same incarnation as this one. */

@@ -77,17 +77,18 @@ bool tl_client_peer_has_incarnation(const struct tl_worker *worker, const struct
     return false;
 }
 
-const struct tl_data_connections *tl_client_peers_find_data(const struct tl_worker *worker, uint64_t incarnation,
-                                                            const struct tl_link **ret_link)
+const struct tl_data_connections *tl_client_peers_find_data(const struct tl_worker *worker,
+                                                            const struct tl_identity *caller, uint64_t incarnation)
 {
+    const struct tl_data_connections *data = NULL;
     TL_LIST_FOREACH(&worker->members.client_peers, place)
     {
         const struct client_peer *client_peer = TL_CONTAINER_OF(place, const struct client_peer, place);
-        if (tl_link_peer(client_peer->link)->incarnation != incarnation) continue;
-        *ret_link = client_peer->link;
-        return &client_peer->data;
+        const struct tl_identity *who = tl_link_peer(client_peer->link);
+        if (who->incarnation != incarnation || strcmp(who->certified, caller->certified) != 0) continue;
+        data = tl_data_connections_sooner(data, &client_peer->data);
     }
-    return NULL;
+    return data;
 }
 
 void tl_client_peers_evict(struct tl_worker *worker, const char *name, uint64_t incarnation)

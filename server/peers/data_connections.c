@@ -45,6 +45,7 @@ void tl_data_connections_begin(struct tl_data_connections *connections, struct t
     for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++)
         tl_data_connection_begin(&connections->items[i], link, is_being_replaced);
     go_on(connections);
+    tl_put_fetches_go_on(connections->worker);
 }
 
 void tl_data_connections_stay(struct tl_data_connections *connections)
@@ -57,6 +58,7 @@ void tl_data_connections_end(struct tl_data_connections *connections)
 {
     for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++)
         tl_data_connection_end(&connections->items[i]);
+    tl_put_fetches_go_on(connections->worker);
 }
 
 void tl_data_connections_handle_message(struct tl_data_connections *connections, struct tl_link *link,
@@ -85,6 +87,19 @@ bool tl_data_connections_are_coming_up(const struct tl_data_connections *connect
         if (connections->items[i].state == TL_DATA_CONNECTION_CONNECTING) return true;
     }
     return false;
+}
+
+static int rank(const struct tl_data_connections *connections)
+{
+    if (tl_data_connections_best(connections) != NULL) return 2;
+    return tl_data_connections_are_coming_up(connections) ? 1 : 0;
+}
+
+const struct tl_data_connections *tl_data_connections_sooner(const struct tl_data_connections *first,
+                                                             const struct tl_data_connections *second)
+{
+    if (first == NULL || second == NULL) return first != NULL ? first : second;
+    return rank(second) > rank(first) ? second : first;
 }
 
 enum tl_data_connection_use tl_data_connections_use(const struct tl_data_connections *connections,

@@ -44,6 +44,9 @@ enum tl_data_connection_use tl_data_connections_use(const struct tl_data_connect
 const struct tl_data_connection *tl_data_connections_best(const struct tl_data_connections *connections);
 /* Returns whether a connection is about to be up: the peer may use it already. */
 bool tl_data_connections_are_coming_up(const struct tl_data_connections *connections);
+/* Returns those of two that can carry a request sooner, the first ones where it is equal. NULL: there are none. */
+const struct tl_data_connections *tl_data_connections_sooner(const struct tl_data_connections *first,
+                                                             const struct tl_data_connections *second);
 /* Writes why the connections before the best one carry no requests; "" when the best one is the first. */
 void tl_data_connections_format_reason(const struct tl_data_connections *connections, char *ret_text, size_t capacity);
 /* Returns whether there is nothing to wait for: a connection is up, or each says why it cannot be. */

@@ -379,17 +379,16 @@ void tl_peers_stop(struct tl_worker *worker)
 const struct tl_data_connections *tl_peers_find_data(const struct tl_worker *worker, const struct tl_identity *caller,
                                                      uint64_t incarnation)
 {
-    const struct tl_data_connections *data = NULL;
-    const struct tl_link *link = NULL;
+    const struct tl_data_connections *data = tl_client_peers_find_data(worker, caller, incarnation);
     struct tl_peer *peer;
-    for (size_t place = 0; data == NULL && (peer = tl_peers_next(worker, &place)) != NULL;) {
-        if (peer->incarnation != incarnation || peer->links.link == NULL) continue;
-        link = peer->links.link;
-        data = &peer->data;
+    for (size_t place = 0; (peer = tl_peers_next(worker, &place)) != NULL;) {
+        const struct tl_link *link = peer->links.link;
+        if (peer->incarnation != incarnation || link == NULL) continue;
+        /* With certificates the call and the link have the same one. */
+        if (strcmp(tl_link_peer(link)->certified, caller->certified) != 0) continue;
+        data = tl_data_connections_sooner(&peer->data, data);
     }
-    if (data == NULL) data = tl_client_peers_find_data(worker, incarnation, &link);
-    /* With certificates the call and the link have the same one. */
-    return data != NULL && strcmp(tl_link_peer(link)->certified, caller->certified) == 0 ? data : NULL;
+    return data;
 }
 
 struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name)

@@ -7,12 +7,20 @@
 /* More calls at a time would bring no more bytes, and have the peer hold more tensors that are not complete. */
 #define MAX_RUNNING 8
 
+static bool is_connecting(const struct tl_peer *peer)
+{
+    return peer->links.state == TL_PEER_CONNECTING || peer->links.opening != NULL;
+}
+
 enum tl_data_connection_use tl_peer_put_use(struct tl_peer *peer, const char **ret_reason)
 {
     const struct tl_link *link = peer->links.link;
     const struct tl_data_connection *unused;
+    /* A link for calls alone carries no data connection. */
+    *ret_reason = "the link that a data connection needs has ended";
+    if (link == NULL) return is_connecting(peer) ? TL_DATA_CONNECTION_AWAIT : TL_DATA_CONNECTION_AVOID;
     *ret_reason = "the peer is of an older version, which fetches no puts";
-    if (link == NULL || !tl_link_peer(link)->fetches_puts) return TL_DATA_CONNECTION_AVOID;
+    if (!tl_link_peer(link)->fetches_puts) return TL_DATA_CONNECTION_AVOID;
     *ret_reason = tl_data_connections_lasting_reason(&peer->data);
     return tl_data_connections_use(&peer->data, &unused);
 }
@@ -34,12 +42,22 @@ static struct tl_call_wait *next_waiting(struct tl_peer *peer)
 
 /* ------------------------------------------------------------------------------------------- the additional link -- */
 
+/* Returns a link that calls can be made on; NULL: there is none yet. */
+static struct tl_link *usable(const struct tl_peer *peer)
+{
+    struct tl_link *links[] = {peer->links.link, peer->links.calls.link};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(links); i++) {
+        if (links[i] != NULL && tl_link_is_ours(links[i]) && tl_link_is_up(links[i])) return links[i];
+    }
+    return NULL;
+}
+
 static void link_up(struct tl_link *link)
 {
     tl_peer_calls_go_on(tl_link_owner(link));
 }
 
-void tl_peer_calls_refuse(struct tl_peer *peer, const struct tl_error *reason)
+static void refuse(struct tl_peer *peer, const struct tl_error *reason)
 {
     struct tl_list failed;
     struct tl_list *place;
@@ -57,12 +75,12 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
     struct tl_error error;
     bool was_up = tl_link_peer(link)->incarnation != 0;
     peer->links.calls.link = NULL;
-    if (was_up) {
+    if (was_up || usable(peer) != NULL) {
         tl_peer_calls_go_on(peer);
     } else {
         enum tl_status code = reason->code == TL_PERMISSION_DENIED ? reason->code : TL_UNAVAILABLE;
         tl_error_set(&error, code, "%s", reason->code != TL_OK ? reason->message : "the worker closes");
-        tl_peer_calls_refuse(peer, &error);
+        refuse(peer, &error);
     }
 }
 
@@ -76,20 +94,10 @@ static void open_link(struct tl_peer *peer)
         TL_OK)
         return;
     peer->links.calls.link = NULL;
-    tl_peer_calls_refuse(peer, &error);
+    refuse(peer, &error);
 }
 
 /* --------------------------------------------------------------------------------------------------------- calls -- */
-
-/* Returns a link that calls can be made on; NULL: there is none yet. */
-static struct tl_link *usable(const struct tl_peer *peer)
-{
-    struct tl_link *links[] = {peer->links.link, peer->links.calls.link};
-    for (size_t i = 0; i < TL_ARRAY_COUNT(links); i++) {
-        if (links[i] != NULL && tl_link_is_ours(links[i]) && tl_link_is_up(links[i])) return links[i];
-    }
-    return NULL;
-}
 
 /* Whether the peer has just refused a link because of who this worker is, so that none is tried yet. */
 static bool is_refused(const struct tl_peer *peer)
@@ -107,13 +115,13 @@ static void next_round(struct tl_closure *closure)
     struct tl_call_wait *wait;
     if (tl_list_is_empty(&calls->waiting)) return;
     if (link == NULL && is_refused(peer)) {
-        tl_peer_calls_refuse(peer, &peer->links.reason);
+        refuse(peer, &peer->links.reason);
         return;
     }
-    if (link == NULL && peer->links.link != NULL && tl_link_is_up(peer->links.link)) {
-        if (calls->link == NULL) open_link(peer);
-    } else if (link == NULL) {
+    if (peer->links.link == NULL) {
         tl_peer_want(peer);
+    } else if (link == NULL && calls->link == NULL && tl_link_is_up(peer->links.link)) {
+        open_link(peer);
     }
     while (link != NULL && calls->running_count < MAX_RUNNING && (wait = next_waiting(peer)) != NULL) {
         calls->running_count++;

@@ -3,11 +3,12 @@
  * Calls of operations at a peer: tl_put, tl_list, tl_stat, tl_remove.
  *
  * Such a call goes over the connection of a link that this worker has opened. When the peer has opened the one in use,
- * a one-way link is opened besides, which stays. Some calls run at a time, and the others wait.
+ * a one-way link is opened besides, which stays. It carries no data connection: when the one in use ends, another one
+ * is opened for the calls that come. Some calls run at a time, and the others wait.
  *
  * Failure modes: while the peer cannot be reached, calls wait. When the additional link cannot be opened, or ends
- * before it is up, all calls that wait fail with the reason, and may be made again. When the peer refuses links of this
- * worker (TL_PERMISSION_DENIED), they fail with that.
+ * before it is up, all calls that wait fail with the reason, unless there is another link by then, and may be made
+ * again. When the peer refuses links of this worker (TL_PERMISSION_DENIED: it may not read), they fail with that.
  *
  * Thread: the loop's owner.
  */

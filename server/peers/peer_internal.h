@@ -79,10 +79,8 @@ const char *tl_peer_state_name(enum tl_peer_state state);
 
 /* peer_calls.c */
 void tl_peer_calls_init(struct tl_peer *peer);
-/* A link to the peer has come up: starts the calls that wait, soon. */
+/* A link to the peer has come up, or could not be opened: starts the calls that wait, soon, or fails them. */
 void tl_peer_calls_go_on(struct tl_peer *peer);
-/* The peer does not let this worker open a link: the calls that wait fail with the reason. */
-void tl_peer_calls_refuse(struct tl_peer *peer, const struct tl_error *reason);
 
 /* added_peer.c */
 /* A link to an added peer is up. Returns false, and the link ends, when another process has answered than is meant. */

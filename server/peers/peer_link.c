@@ -129,8 +129,7 @@ static void absent(struct tl_peer *peer, const struct tl_error *reason)
     /* Messages alternate with how far an attempt came, so only another code is a change. */
     bool is_changed = links->failure_count == 0 || links->reason.code != reason->code;
     links->reason = *reason;
-    /* Calls need a link, and another attempt would be refused as well. */
-    if (reason->code == TL_PERMISSION_DENIED) tl_peer_calls_refuse(peer, reason);
+    tl_peer_calls_go_on(peer);
     if (!peer->worker->closing.is_closing && !tl_peer_is_removed(peer)) log_absence(peer, reason, is_changed);
     links->is_retrying = is_wanted(peer);
     if (links->is_retrying) retry_later(peer);

@@ -397,6 +397,8 @@ enum tl_status op_check_key(const char *key, struct tl_error *ret_error)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "%.64s is no key: " TL_PART_PREFIX " names parts of tensors", key);
     }
+    if (strcmp(key, TL_PUT_KEY) == 0)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, TL_PUT_KEY " is no key: it names what is put at a peer");
     return TL_OK;
 }
 

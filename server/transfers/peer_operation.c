@@ -321,8 +321,13 @@ static void call_done(void *context, struct tl_peer_call_result *result)
     if (op->state == PEER_OP_ENDING) {
         tl_listing_fini(&result->listing);
         finish(op, &result->status);
-    } else if (result->status.code == TL_OK && result->wants_data) {
+    } else if (result->status.code == TL_OK && result->wants_data && was_ready) {
         send_bytes(op);
+    } else if (result->status.code == TL_OK && result->wants_data) {
+        /* Only a faulty peer does so; without a pause the bytes would go to it again and again. */
+        struct tl_error error;
+        tl_error_set(&error, TL_UNAVAILABLE, "%s asks for the data of a call that had them", tl_peer_name(op->peer));
+        retry_later(op, &error);
     } else if (result->status.code != TL_UNAVAILABLE) {
         take_result(op, result);
     } else if (op->kind == TL_OP_REMOVE) {

@@ -152,6 +152,8 @@ static enum tl_status admit(void *context, const struct tl_identity *client, con
     if (tl_part_is_name(push->key))
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "%.64s is no key: " TL_PART_PREFIX " names parts of tensors", push->key);
+    if (strcmp(push->key, TL_PUT_KEY) == 0)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, TL_PUT_KEY " is no key: it names what is put at a peer");
     enum tl_status status = check_version(worker, push, ret_error);
     if (status == TL_OK && is_own(worker, push->key))
         status = tl_permissions_check(worker->members.permissions, client, TL_ACTION_PUBLISH, ret_error);

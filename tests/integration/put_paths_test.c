@@ -7,10 +7,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "control/internal.h"
 #include "fakes/cluster.h"
 #include "fakes/proxy.h"
 #include "fakes/run_suite.h"
+#include "server/peers/peer_internal.h"
 #include "server/worker_internal.h"
 
 #define LARGE (4 << 20)
@@ -162,6 +164,84 @@ START_TEST(a_put_is_fetched_from_a_worker_that_has_added_its_peer)
 }
 END_TEST
 
+struct end_link {
+    struct tl_command command;
+    tl_peer_id peer;
+};
+
+static void run_end_link(struct tl_command *command)
+{
+    const struct end_link *end = TL_CONTAINER_OF(command, struct end_link, command);
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "the test ends this link");
+    tl_link_close(tl_peer_by_id(command->worker, end->peer)->links.link, &reason);
+}
+
+/* The link of the peer ends, and that of the calls stays. */
+START_TEST(a_put_opens_the_link_that_its_data_needs)
+{
+    struct end_link end = {.peer = 0};
+    open_pair(NULL);
+    tl_peer_id asker_of_owner = cluster_peer(owner, 1);
+    ck_assert_msg(tl_worker_wait_for_peers(owner, &asker_of_owner, 1, 1, CLUSTER_LONG, &error) == TL_OK, "%s",
+                  error.message);
+    CLUSTER_UNTIL(cluster_peer_info(asker, 0).state == TL_PEER_UP);
+    ck_assert_int_eq(tl_remove_wait(asker, peer, "*", CLUSTER_LONG, &(uint64_t){0}, &error), TL_OK);
+    end.peer = peer;
+    tl_worker_run(asker, &end.command, run_end_link);
+    CLUSTER_UNTIL(cluster_peer_info(asker, 0).state != TL_PEER_UP && cluster_peer_info(owner, 1).state != TL_PEER_UP);
+    ck_assert_int_eq(put("w", 2, LARGE).path, TL_PATH_ZERO_COPY);
+    put_over_local("w", 3, LARGE, TL_PATH_ZERO_COPY);
+    cluster_close_all(&cluster);
+}
+END_TEST
+
+struct set_state {
+    struct tl_command command;
+    tl_peer_id peer;
+    enum tl_data_connection_state from, to;
+    size_t set_count;
+};
+
+static void run_set_state(struct tl_command *command)
+{
+    struct set_state *set = TL_CONTAINER_OF(command, struct set_state, command);
+    struct tl_peer *of = tl_peer_by_id(command->worker, set->peer);
+    for (size_t i = 0; i < command->worker->data_plane.transport_count; i++) {
+        if (of->data.items[i].state != set->from) continue;
+        of->data.items[i].state = set->to;
+        set->set_count++;
+    }
+}
+
+/* Two workers have added each other, and only one of the two data connections between them is up. */
+START_TEST(a_put_is_fetched_over_the_data_connection_that_is_up)
+{
+    const struct tl_worker_options options = {.size_bytes = sizeof(options), .address = "127.0.0.1:0"};
+    struct tl_worker *other = NULL;
+    struct set_state down = {.from = TL_DATA_CONNECTION_UP, .to = TL_DATA_CONNECTION_BACK_OFF};
+    struct set_state up = {.from = TL_DATA_CONNECTION_BACK_OFF, .to = TL_DATA_CONNECTION_UP};
+    open_pair(NULL);
+    ck_assert_msg(tl_worker_open(&options, &other, &error) == TL_OK, "%s", error.message);
+    asker = other;
+    ck_assert_msg(tl_worker_add_peer(asker, tl_worker_address(owner), NULL, 0, &peer, &error) == TL_OK, "%s",
+                  error.message);
+    ck_assert_msg(tl_worker_add_peer(owner, tl_worker_address(asker), NULL, 0, &down.peer, &error) == TL_OK, "%s",
+                  error.message);
+    ck_assert_msg(tl_worker_wait_for_peers(owner, &down.peer, 1, 1, CLUSTER_LONG, &error) == TL_OK, "%s",
+                  error.message);
+    tl_cq_destroy(cq);
+    cq = cluster_cq();
+    CLUSTER_UNTIL((tl_worker_run(owner, &down.command, run_set_state), down.set_count > 0));
+    put_over_local("w", 1, LARGE, TL_PATH_ZERO_COPY);
+    up.peer = down.peer;
+    tl_worker_run(owner, &up.command, run_set_state);
+    ck_assert_uint_eq(up.set_count, down.set_count);
+    tl_worker_close(other, 0);
+    cluster_close_all(&cluster);
+}
+END_TEST
+
 START_TEST(a_put_is_fetched_from_a_client)
 {
     open_pair(NULL);
@@ -206,6 +286,49 @@ START_TEST(the_call_carries_what_cannot_be_fetched)
     ck_assert_int_eq(completion.path, TL_PATH_GRPC);
     ck_assert_str_ne(completion.path_reason, "");
     expect_at_owner("w", 1, LARGE);
+    cluster_close_all(&cluster);
+}
+END_TEST
+
+static unsigned wanted_count;
+
+/* Makes a call that carries its tensor look like one that says where it is. */
+static enum tl_status admit_as_source(void *context, const struct tl_identity *client, const struct tl_push *push,
+                                      void **ret_admission, struct tl_error *ret_error)
+{
+    if (wanted_count++ < 3) ((struct tl_push *)(uintptr_t)push)->source.number = 1;
+    return tl_worker_handlers.admit(context, client, push, ret_admission, ret_error);
+}
+
+/* Each time the put is made again as after a broken connection, with a pause. */
+START_TEST(a_peer_wants_the_data_of_a_call_that_had_them)
+{
+    static struct tl_control_handlers handlers;
+    open_pair("\"protocol\": \"grpc\"");
+    handlers = *owner->control->options.handlers;
+    handlers.admit = admit_as_source;
+    handlers.fetch_put = NULL;
+    owner->control->options.handlers = &handlers;
+    put("empty", 1, 0);
+    ck_assert_uint_eq(wanted_count, 4);
+    ck_assert_uint_eq(cluster_stats(asker).requests_retried, 3);
+    cluster_close_all(&cluster);
+}
+END_TEST
+
+START_TEST(the_key_of_puts_is_no_key)
+{
+    const struct tl_push push = {.key = TL_PUT_KEY};
+    const struct tl_identity client = {.incarnation = 1};
+    void *admission;
+    open_pair(NULL);
+    struct tl_tensor *tensor = cluster_tensor(100, 1);
+    ck_assert_int_eq(tl_publish(owner, TL_PUT_KEY, 1, tensor, &error), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(tl_put_wait(asker, peer, TL_PUT_KEY, 1, tensor, NULL, CLUSTER_LONG, &error), TL_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(error.message, "is no key") != NULL, "%s", error.message);
+    ck_assert_int_eq(tl_worker_handlers.admit(owner, &client, &push, &admission, &error), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(tl_publish(owner, TL_PUT_KEY "s", 1, tensor, &error), TL_OK);
+    tl_tensor_put(tensor);
     cluster_close_all(&cluster);
 }
 END_TEST
@@ -333,11 +456,15 @@ int main(void)
     tcase_add_test(tcase, a_put_is_fetched_over_a_link_of_the_peer);
     tcase_add_test(tcase, a_put_is_fetched_from_a_worker_that_has_added_its_peer);
     tcase_add_test(tcase, a_put_is_fetched_from_a_client);
+    tcase_add_test(tcase, a_put_opens_the_link_that_its_data_needs);
+    tcase_add_test(tcase, a_put_is_fetched_over_the_data_connection_that_is_up);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("ends");
     tcase_add_checked_fixture(tcase, NULL, teardown);
     tcase_add_test(tcase, rules_hold_for_a_put_that_is_fetched);
     tcase_add_loop_test(tcase, the_call_carries_what_cannot_be_fetched, 0, 2);
+    tcase_add_test(tcase, a_peer_wants_the_data_of_a_call_that_had_them);
+    tcase_add_test(tcase, the_key_of_puts_is_no_key);
     tcase_add_test(tcase, a_put_does_not_travel_over_grpc_where_that_is_forbidden);
     tcase_add_test(tcase, puts_survive_broken_connections);
     tcase_add_loop_test(tcase, puts_that_are_fetched_end, 0, 3);

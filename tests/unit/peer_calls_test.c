@@ -246,6 +246,50 @@ START_TEST(a_put_awaits_the_data_connection)
 }
 END_TEST
 
+/* The link of the peer has ended, and that of the calls stays, which carries no data connection. */
+START_TEST(a_put_awaits_the_link_of_its_data)
+{
+    const char *reason = "";
+    links[1] = (struct tl_link){.is_ours = true, .is_up = true};
+    peer.links.calls.link = &links[1];
+    peer.links.state = TL_PEER_CONNECTING;
+    waits[0].awaits_data = true;
+    tl_peer_call_wait(&peer, &waits[0]);
+    tl_list_push_back(&peer.links.calls.waiting, &waits[1].place);
+    run_round();
+    ck_assert_uint_eq(wanted_count, 1);
+    ck_assert_ptr_null(ready_on[0]);
+    ck_assert_ptr_eq(ready_on[1], &links[1]);
+    if (_i == 0) {
+        have_link(true);
+        links[0].identity.fetches_puts = true;
+        data_use = TL_DATA_CONNECTION_TAKE;
+    } else {
+        peer.links.state = TL_PEER_DOWN;
+        ck_assert_int_eq(tl_peer_put_use(&peer, &reason), TL_DATA_CONNECTION_AVOID);
+        ck_assert_str_eq(reason, "the link that a data connection needs has ended");
+    }
+    tl_peer_calls_go_on(&peer);
+    run_round();
+    ck_assert_ptr_eq(ready_on[0], &links[_i]);
+}
+END_TEST
+
+/* The other one has come up in the meantime. */
+START_TEST(calls_go_over_the_other_link)
+{
+    const struct tl_error reason = {.code = TL_PERMISSION_DENIED, .message = "it may not read"};
+    have_link(false);
+    tl_peer_call_wait(&peer, &waits[0]);
+    run_round();
+    have_link(true);
+    link_events.closed(&links[1], &reason);
+    run_round();
+    ck_assert_int_eq(failures[0].code, TL_OK);
+    ck_assert_ptr_eq(ready_on[0], &links[0]);
+}
+END_TEST
+
 /* While the peer refuses links of this worker, calls do not wait for one. */
 START_TEST(calls_fail_where_links_are_refused)
 {
@@ -273,6 +317,8 @@ int main(void)
     tcase_add_test(tcase, a_peer_without_a_link_is_wanted);
     tcase_add_loop_test(tcase, calls_fail_with_the_link_that_cannot_be_opened, 0, 2);
     tcase_add_test(tcase, a_link_that_was_up_is_opened_again);
+    tcase_add_loop_test(tcase, a_put_awaits_the_link_of_its_data, 0, 2);
+    tcase_add_test(tcase, calls_go_over_the_other_link);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("calls_fail_where_links_are_refused");
     tcase_add_checked_fixture(tcase, setup, NULL);

@@ -140,11 +140,6 @@ void tl_peer_send_waiting(struct tl_peer *waiting)
     note("send");
 }
 
-void tl_peer_calls_refuse(struct tl_peer *of, const struct tl_error *reason)
-{
-    (void)of, (void)reason;
-}
-
 void tl_peer_calls_go_on(struct tl_peer *of)
 {
     (void)of;

@@ -131,11 +131,18 @@ void tl_peer_link_init(struct tl_peer *of)
     (void)of;
 }
 
-const struct tl_data_connections *tl_client_peers_find_data(const struct tl_worker *of, uint64_t incarnation,
-                                                            const struct tl_link **ret_link)
+const struct tl_data_connections *tl_client_peers_find_data(const struct tl_worker *of,
+                                                            const struct tl_identity *caller, uint64_t incarnation)
 {
-    (void)of, (void)incarnation, (void)ret_link;
+    (void)of, (void)caller, (void)incarnation;
     return NULL;
+}
+
+const struct tl_data_connections *tl_data_connections_sooner(const struct tl_data_connections *first,
+                                                             const struct tl_data_connections *second)
+{
+    (void)second;
+    return first;
 }
 
 void tl_put_fetches_go_on(struct tl_worker *of)
