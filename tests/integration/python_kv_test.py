@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """tensorlane.kv: blocks at an owner that several clients share, its limits, and processes that die."""
+import asyncio
 import json
 import os
 import select
@@ -184,6 +185,25 @@ class Limits(Owned):
         reader.send_signal(signal.SIGCONT)
         self.assertEqual(reader.stdout.readline(), "{1}\n")
 
+    def test_clients_do_not_evict_each_other(self):
+        async def take_in():
+            owner = kv.Owner("127.0.0.1:0", 1000, config={"log": {"level": "error"}})
+            for number in range(kv.MAX_CLIENTS + 10):
+                owner._take_in(json.dumps({"id": str(number), "address": f"127.0.0.1:{number + 1}",
+                                           "incarnation": 0}).encode())
+            clients = list(owner._clients.values())
+            self.assertEqual(len(clients), kv.MAX_CLIENTS)
+            self.assertLessEqual({peer.number for peer, _ in clients}, {peer.id for peer in owner.worker.peers()})
+            owner._endpoint.peer("127.0.0.1:1000")
+            self.assertLessEqual({peer.number for peer, _ in clients}, {peer.id for peer in owner.worker.peers()})
+            for _, task in clients:
+                task.cancel()
+            await asyncio.wait([task for _, task in clients])
+            owner.worker.close()
+
+        with self.assertLogs("tensorlane.kv", "WARNING"):
+            asyncio.run(take_in())
+
     def worker(self):
         worker = tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0")
         self.addCleanup(worker.close)
@@ -247,6 +267,20 @@ class Failures(Owned):
         wait_until(lambda: hasty.set(["b"], [block(3)]) == [True], "the owner is asked again")
         self.assertEqual(self.get(["b"]), [block(3)])
         self.assertIn(self.get(["a"]), [[None], [block(2)]])
+
+    def test_a_client_that_is_refused_once(self):
+        self.set(0, 1)
+        client = self.client()
+        meet = client._meet
+
+        async def be_refused():
+            client._meet = meet
+            raise tensorlane.PermissionDenied("not now")
+
+        client._meet = be_refused
+        self.assertEqual(client.exists(["k0"]), [False])
+        self.assertEqual(client.exists(["k0"]), [False])  # it rests
+        wait_until(lambda: client.exists(["k0"]) == [True], "it says hello again")
 
     def test_a_name_that_is_none(self):
         client = kv.Client("no-such-host.invalid:4700")
@@ -324,7 +358,7 @@ class Strangers(Owned):
                 b'{"id": "%s", "address": "127.0.0.1:1", "incarnation": 0}' % (b"x" * 5000)]):
             with self.subTest(hello=hello[:80]):
                 self.stranger.greet(hello)
-                self.assertEqual(self.client().set(["a"], [block(number)]), [True])
+                self.assertEqual(self.client(timeout=10).set(["a"], [block(number)]), [True])
         self.stranger.greet(step=1 << 63)
         self.assertEqual(self.get(["a"], self.client()), [block(number)])
 
