@@ -399,6 +399,8 @@ class Strangers(Owned):
 
     def test_blocks_that_a_peer_removes(self):
         self.set(0, 4)
+        # The owner answers in turn, so that it has read by then that the client confirms its blocks.
+        self.assertEqual(self.cache.exists(["k3"]), [True])
         self.assertEqual(self.stranger.worker.remove_wait(self.stranger.peer, "kv/block/*"), 4)
         self.assertEqual(self.cache.remove(["k0", "none"]), [True, False])
         self.assertEqual(self.set(1, 3), [True] * 3)
