@@ -52,8 +52,8 @@ void tl_launch_fini(struct tl_launch *launch);
 enum tl_status tl_launch_add(struct tl_launch *launch, const char *name, size_t name_bytes, uint32_t task_count,
                              struct tl_error *ret_error) TL_MUST_USE;
 
-/* Adds the hosts of a node list of Slurm, such as "node[001-004,007],gpu-[1-2]-x". tasks_per_node: how many tasks each
- * of them has, such as "2(x3),1"; NULL: each has per_host.
+/* Adds the hosts of a node list of Slurm, such as "node[001-004,007],gpu-[1-2]-x". tasks_per_node: how many tasks
+ * each host has, such as "2(x3),1", which is 2, 2, 2 and 1; NULL: each has per_host.
  * Errors: TL_INVALID_ARGUMENT: one of the texts cannot be read, or they speak of different numbers of hosts. The
  * message begins with the text that is wrong. Those of tl_launch_add. */
 enum tl_status tl_launch_add_slurm(struct tl_launch *launch, const char *node_list, const char *tasks_per_node,

@@ -8,9 +8,9 @@
  * gets the messages of protobuf, and may send these in any case. Failure modes: a record that is none, a number that
  * was not sent, or a text that is no key ends the link.
  *
- * What a peer can make us keep is bounded. A task of the cluster has one link, for TL_MAX_KEY_NUMBERS keys. All others,
- * of which there may be many, whatever they call themselves, are clients: they share the numbers of two such links, and
- * one that comes too late gets none.
+ * What a peer can make us keep is bounded. A task of the cluster has one link, for TL_MAX_KEY_NUMBERS keys. All other
+ * callers, which may be many, count as clients whatever they call themselves. Together they have the numbers of two
+ * such links; a client that comes when these are used up gets none.
  */
 #include <string.h>
 

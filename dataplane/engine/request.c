@@ -258,8 +258,8 @@ static size_t peek_answered(const struct tl_conn *conn, struct tl_batch batch, c
     return count;
 }
 
-/* From a handle to the destination there are four places in memory, each of which is known from the one before; those
- * of all answers are fetched at the same time. */
+/* Between a handle and its destination lie four places in memory, each found through the one before. Each step
+ * prefetches one place for all answers, so that they wait for memory together. */
 void requests_prefetch(const struct tl_conn *conn, const struct tl_batch *batch)
 {
     const struct request *requests[PREFETCHED_ANSWERS];

@@ -404,13 +404,13 @@ class Worker(_tensorlane.Worker):
 
 
 def _document():
-    """Gives what is written here the docstrings of the stubs. What is written in C has them already."""
+    """Copies docstrings from the stubs to what is written in Python. What is written in C has them already."""
     for name, text in _tensorlane._docstrings():
-        of = globals()[name.partition(".")[0]]
+        described = globals()[name.partition(".")[0]]
         for part in name.split(".")[1:]:
-            of = getattr(of, part)
-        if isinstance(of, (type, types.FunctionType, type(PeerInfo.id))) and of is not Tensor:
-            of.__doc__ = text
+            described = getattr(described, part)
+        if isinstance(described, (type, types.FunctionType, type(PeerInfo.id))) and described is not Tensor:
+            described.__doc__ = text
 
 
 _document()

@@ -40,8 +40,9 @@ const char *tl_from_variable(const char *name);
 enum tl_status tl_from_jobs_read(const struct tl_texts *tasks, struct tl_from_job **ret_jobs, size_t *ret_count,
                                  struct tl_error *ret_error) TL_MUST_USE;
 
-/* Gives jobs without a number theirs: with as many components of a heterogeneous job as jobs, and no numbers, the tasks
- * of their components; else the only one without has what the others leave.
+/* Gives each job without a number of tasks its number. Where no job has one, and there are as many jobs as components
+ * of a heterogeneous job, each job has the tasks of its component. Otherwise one job alone may be without a number: it
+ * has the tasks that the others leave.
  * Errors: TL_INVALID_ARGUMENT: the numbers do not fit those that there are. */
 enum tl_status tl_from_share(struct tl_from_job *jobs, size_t job_count, const struct tl_launch *launch,
                              struct tl_error *ret_error) TL_MUST_USE;

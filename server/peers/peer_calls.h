@@ -38,8 +38,8 @@ void tl_peer_call_wait(struct tl_peer *peer, struct tl_call_wait *wait);
 /* The call has ended, or does not wait any more. */
 void tl_peer_call_over(struct tl_peer *peer, struct tl_call_wait *wait);
 
-/* Returns whether the peer can fetch the tensor of a put over a data connection, or will be able to; of a peer with a
- * link of its own that is up. *ret_reason says why it cannot, and is never freed. */
+/* Returns whether the peer can fetch the tensor of a put over a data connection, or will be able to,
+ * as where the link that it needs is being opened. *ret_reason says why it cannot, and is never freed. */
 enum tl_data_connection_use tl_peer_put_use(struct tl_peer *peer, const char **ret_reason);
 
 #endif

@@ -471,7 +471,7 @@ START_TEST(roles_hold)
     ck_assert_int_eq(tl_remove_wait(asker, peer, "*", CLUSTER_LONG, &count, &error), TL_PERMISSION_DENIED);
     close_certified_pair();
 
-    /* Who may not open a link is told so, while the link is tried and while it is not. */
+    /* A worker that may not open a link is told so each time, whether its link is being tried or rests. */
     open_certified_pair("\"push\", \"list\", \"withdraw\"");
     for (unsigned i = 0; i < 3; i++) {
         ck_assert_int_eq(put_with("w", 1, 1, false), TL_PERMISSION_DENIED);
