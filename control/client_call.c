@@ -102,9 +102,9 @@ static enum tl_status no_http2(struct tl_client *client, bool is_silent, struct 
 {
     if (!is_silent) {
         return tl_error_set(ret_error, TL_UNAVAILABLE,
-                            "%s accepts connections but does not speak gRPC (HTTP/2 without TLS); is it the port of "
-                            "another program?",
-                            client->options->address);
+                            "%s accepts connections but does not speak gRPC (HTTP/2 without TLS): %.600s; is it the "
+                            "port of another program?",
+                            client->options->address, cut_to_reason(client->status.message));
     }
     char duration[32];
     client->stage = TL_CALL_SILENT;

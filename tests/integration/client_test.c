@@ -672,7 +672,7 @@ static void expect_no_http2(const char *what)
     pthread_t thread;
     ck_assert_int_eq(pthread_create(&thread, NULL, talk, &talker), 0);
     struct tl_call_options options = options_for(address);
-    expect_unreached(&options, TL_UNAVAILABLE, TL_CALL_HTTP2, "does not speak gRPC");
+    expect_unreached(&options, TL_UNAVAILABLE, TL_CALL_HTTP2, "does not speak gRPC (HTTP/2 without TLS): ");
     shutdown(talker.fd, SHUT_RDWR);
     pthread_join(thread, NULL);
     close(talker.fd);
