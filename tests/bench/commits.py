@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds libraries of other commits, and programs of this tree with the library of either."""
+"""Builds libraries of this tree and of other commits alike, and programs of this tree with the library of either."""
 import pathlib
 import shutil
 import subprocess
@@ -25,9 +25,19 @@ def resolve(commit):
     return result.stdout.strip()
 
 
+def build_library(folder):
+    """Builds the library of the sources in a folder. The code does not depend on the folder's name, so that equal
+    sources become equal code, byte by byte. Returns its source and its build folder."""
+    source, output = folder / "source", folder / "build"
+    run("cmake", "-S", source, "-B", output, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+        f"-DCMAKE_C_FLAGS=-ffile-prefix-map={folder}=.", "-DTENSORLANE_TESTS=OFF", "-DTENSORLANE_WERROR=OFF")
+    run("cmake", "--build", output, "--target", "tensorlane", "--", "--quiet")
+    return source, output
+
+
 def build(commit, folder):
     """Builds the commit's library; returns its source and its build folder."""
-    source, output = folder / "source", folder / "build"
+    source = folder / "source"
     if not source.exists():
         unfinished = folder / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -36,10 +46,20 @@ def build(commit, folder):
             run("git", "-C", ROOT, "archive", "--output", archive.name, commit)
             run("tar", "-xf", archive.name, "-C", unfinished)
         unfinished.rename(source)
-    run("cmake", "-S", source, "-B", output, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-        "-DTENSORLANE_TESTS=OFF", "-DTENSORLANE_WERROR=OFF")
-    run("cmake", "--build", output, "--target", "tensorlane", "--", "--quiet")
-    return source, output
+    return build_library(folder)
+
+
+def build_here(folder):
+    """Builds this tree's library from a copy of its files as they are now; returns its source and its build folder."""
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                            capture_output=True, text=True, check=True)
+    source = folder / "source"
+    shutil.rmtree(source, ignore_errors=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)  # with its time, so that only what has changed is compiled again
+    return build_library(folder)
 
 
 def build_program(sources, source, build_folder, output, *options):
