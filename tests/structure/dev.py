@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""The packages that ./dev installs: README.md lists them all, and on a system without dpkg-query ./dev does."""
+"""The packages that ./dev installs: README.md lists them all, and on a system without dpkg-query ./dev does. What is no
+argument of a command is refused before anything is built."""
 import os
 import pathlib
 import re
@@ -43,6 +44,10 @@ def problems_of(lists):
         if code != 1 or missing:
             yield (f"dev {' '.join(command)}: without dpkg-query it ends with {code} and does not name {missing}:\n"
                    f"{said}")
+    for words in (("--help",), ("0",), ("5x",), ("5", "5")):
+        code, said = say_elsewhere("fuzz", *words)
+        if code != 1 or "usage: ./dev fuzz" not in said:
+            yield f"dev fuzz {' '.join(words)}: ends with {code}, and does not say how it is called:\n{said}"
     if "openssl" not in lists["test"]:
         yield "dev: the tests of TLS need openssl, which test_packages lacks"
 
