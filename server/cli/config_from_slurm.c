@@ -18,6 +18,15 @@
 /* Steps from this number on are none that srun has started. */
 #define FIRST_SPECIAL_STEP 0xfffffff0u
 
+/* Returns the number that a variable is, up to TL_LAUNCH_MAX_TASKS; 0: it is none, or not set. */
+static uint32_t read_number(const char *text)
+{
+    char *end;
+    if (!text || text[0] < '0' || text[0] > '9') return 0;
+    unsigned long number = strtoul(text, &end, 10);
+    return *end == '\0' && number <= TL_LAUNCH_MAX_TASKS ? (uint32_t)number : 0;
+}
+
 /* Adds the hosts that two variables name. */
 static enum tl_status add_slurm(struct tl_launch *launch, const char *list_name, const char *tasks_name,
                                 uint32_t per_host, struct tl_error *ret_error)
@@ -39,14 +48,14 @@ static enum tl_status add_slurm(struct tl_launch *launch, const char *list_name,
 }
 
 /* Adds the components of a heterogeneous job, each as a group. */
-static enum tl_status add_slurm_groups(struct tl_launch *launch, unsigned long count, uint32_t per_host,
+static enum tl_status add_slurm_groups(struct tl_launch *launch, uint32_t count, uint32_t per_host,
                                        struct tl_error *ret_error)
 {
     char list_name[64], tasks_name[64];
-    for (unsigned long i = 0; i < count; i++) {
-        snprintf(list_name, sizeof(list_name), "SLURM_JOB_NODELIST_HET_GROUP_%lu", i);
-        snprintf(tasks_name, sizeof(tasks_name), "SLURM_TASKS_PER_NODE_HET_GROUP_%lu", i);
-        launch->group = (uint32_t)i;
+    for (uint32_t i = 0; i < count; i++) {
+        snprintf(list_name, sizeof(list_name), "SLURM_JOB_NODELIST_HET_GROUP_%u", i);
+        snprintf(tasks_name, sizeof(tasks_name), "SLURM_TASKS_PER_NODE_HET_GROUP_%u", i);
+        launch->group = i;
         enum tl_status status = add_slurm(launch, list_name, tasks_name, per_host, ret_error);
         if (status != TL_OK) return status;
     }
@@ -65,15 +74,14 @@ static bool is_in_slurm_step(void)
 static enum tl_status read_distribution(uint32_t *ret_run, struct tl_error *ret_error)
 {
     const char *text = tl_from_variable("SLURM_DISTRIBUTION"), *size = tl_from_variable("SLURM_DIST_PLANESIZE");
-    char quoted[TL_QUOTE_BYTES], *end;
+    char quoted[TL_QUOTE_BYTES];
     *ret_run = TL_LAUNCH_BLOCK;
     if (!text || strncmp(text, "block", 5) == 0 || strncmp(text, "unknown", 7) == 0) return TL_OK;
     *ret_run = TL_LAUNCH_CYCLIC;
     if (strncmp(text, "cyclic", 6) == 0) return TL_OK;
     if (strncmp(text, "plane", 5) == 0) {
-        unsigned long run = size ? strtoul(size, &end, 10) : 0;
-        *ret_run = (uint32_t)run;
-        if (run > 0 && run <= TL_LAUNCH_MAX_TASKS) return TL_OK;
+        *ret_run = read_number(size);
+        if (*ret_run > 0) return TL_OK;
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "SLURM_DISTRIBUTION is plane, and SLURM_DIST_PLANESIZE says "
                             "no size; set it to that of srun --distribution=plane=SIZE");
@@ -84,19 +92,29 @@ static enum tl_status read_distribution(uint32_t *ret_run, struct tl_error *ret_
                         tl_quote(text, quoted));
 }
 
+/* Adds the hosts of the job or the step. */
+static enum tl_status add_hosts(struct tl_launch *launch, uint32_t per_host, struct tl_error *ret_error)
+{
+    const char *size = tl_from_variable("SLURM_HET_SIZE");
+    uint32_t components = size ? read_number(size) : 1;
+    char quoted[TL_QUOTE_BYTES];
+    if (components == 0)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "SLURM_HET_SIZE is %s and must be a number; Slurm sets it in a heterogeneous job alone",
+                            tl_quote(size, quoted));
+    if (components > 1) return add_slurm_groups(launch, components, per_host, ret_error);
+    if (is_in_slurm_step())
+        return add_slurm(launch, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", per_host, ret_error);
+    return add_slurm(launch, "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", per_host, ret_error);
+}
+
 int tl_config_from_slurm(const struct tl_config_from_flags *flags)
 {
     struct tl_launch launch = {0};
     struct tl_error error = {.code = TL_OK};
     uint32_t run;
-    const char *size = tl_from_variable("SLURM_HET_SIZE");
     enum tl_status status = read_distribution(&run, &error);
-    if (status == TL_OK && size && strtoul(size, NULL, 10) > 1)
-        status = add_slurm_groups(&launch, strtoul(size, NULL, 10), flags->per_host, &error);
-    else if (status == TL_OK && is_in_slurm_step())
-        status = add_slurm(&launch, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", flags->per_host, &error);
-    else if (status == TL_OK)
-        status = add_slurm(&launch, "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", flags->per_host, &error);
+    if (status == TL_OK) status = add_hosts(&launch, flags->per_host, &error);
     if (status == TL_OK) status = tl_from_print_launch(flags, &launch, run, &error);
     tl_launch_fini(&launch);
     return tl_from_finish(status, "from-slurm", &error);

@@ -50,6 +50,8 @@ class Slurm(From):
             tasks = self.cluster(SLURM_DISTRIBUTION=distribution, SLURM_DIST_PLANESIZE=size, **job)["worker"]
             self.assertEqual(tasks, [f"{task[0]}:400{task[1]}" for task in order.split()])
         self.refuse("says no size", SLURM_DISTRIBUTION="plane", **job)
+        for wrong in ("2x", "0", "-1"):
+            self.refuse("says no size", SLURM_DISTRIBUTION="plane", SLURM_DIST_PLANESIZE=wrong, **job)
         self.refuse('"arbitrary" does not say .* from-hostfile', SLURM_DISTRIBUTION="arbitrary", **job)
 
     def test_a_step_has_its_own_tasks_and_the_batch_script_is_no_step(self):
@@ -70,6 +72,9 @@ class Slurm(From):
                          {"ps": ["a:4000", "b1:4000"], "worker": ["b2:4000"]})
         self.assertEqual(self.cluster(**job), {"worker": ["a:4000", "b1:4000", "b2:4000"]})
         self.refuse("SLURM_JOB_NODELIST_HET_GROUP_1 is not set", **{**job, "SLURM_JOB_NODELIST_HET_GROUP_1": None})
+        self.assertEqual(self.cluster(**{**job, "SLURM_HET_SIZE": "1"}), {"worker": ["a:4000"]})
+        for wrong in ("2x", "x", "-2", " 2", "0", "99999999999999999999"):
+            self.refuse(f'SLURM_HET_SIZE is "{wrong}" and must be a number', **{**job, "SLURM_HET_SIZE": wrong})
 
     def test_what_is_missing(self):
         self.refuse("SLURM_JOB_NODELIST is not set.*: run this in sbatch, salloc or srun")
