@@ -39,7 +39,7 @@ void tl_allow_list_set_default(struct tl_security_settings *settings)
 {
     settings->allow = &default_rule;
     settings->allow_count = 1;
-    settings->trust_domains = "";
+    settings->foreign_names = "";
 }
 
 /* ------------------------------------------------------------------------------------------------------- roles -- */
@@ -147,11 +147,15 @@ static const char *make_name(const struct tl_role *role, struct tl_arena *arena)
     return tl_arena_format(arena, "%.*s", (int)(is_absolute ? len - 1 : len), role->word);
 }
 
-/* True when the word is the name of a task's certificate. */
-static bool names_task(const char *word)
+/* False when the word looks like the name of a task's certificate, and no certificate has it. */
+static bool is_certified(const char *word)
 {
     const char *path = strncmp(word, SPIFFE, strlen(SPIFFE)) == 0 ? strchr(word + strlen(SPIFFE), '/') : NULL;
-    return path && strncmp(path, "/job/", 5) == 0;
+    uint32_t index;
+    if (!path || strncmp(path, "/job/", 5) != 0) return true;
+    path += 5;
+    path += strcspn(path, "/");
+    return strncmp(path, "/task/", 6) == 0 && tl_cluster_parse_index(path + 6, &index);
 }
 
 static enum tl_status read_role(const struct tl_json_value *value, struct tl_arena *arena, struct tl_role *ret_role,
@@ -168,9 +172,12 @@ static enum tl_status read_role(const struct tl_json_value *value, struct tl_are
         return tl_json_fail(value, TL_INVALID_ARGUMENT, ret_error, "%s is no role; %s", tl_quote(word, quoted),
                             tl_json_suggest(word, roles, TL_ARRAY_COUNT(roles), suggestion, sizeof(suggestion)));
     }
-    if (role.kind == TL_ROLE_CLIENT && names_task(word)) {
-        return tl_json_fail(value, TL_INVALID_ARGUMENT, ret_error,
-                            "%s is the name of a task; write it as \"task:JOB:INDEX\"", tl_quote(word, quoted));
+    if (role.kind == TL_ROLE_CLIENT && !is_certified(word)) {
+        return tl_json_fail(
+            value, TL_INVALID_ARGUMENT, ret_error,
+            "%s is no name of a task; write spiffe://DOMAIN/job/JOB/task/INDEX for one of another trust "
+            "domain, and \"task:JOB:INDEX\" for one of this cluster",
+            tl_quote(word, quoted));
     }
     role.node = value->node;
     role.word = tl_arena_format(arena, "%s", word);
@@ -266,16 +273,17 @@ static enum tl_status read_rule(const struct tl_json_value *value, struct tl_are
     return TL_OK;
 }
 
-/* Lists the trust domains that the rules name, with a blank between two. NULL: no memory. */
-static const char *list_trust_domains(const struct tl_allow_rule *rules, size_t count, struct tl_arena *arena)
+/* Lists the trust domains and the URIs that the rules name, with a blank between two. NULL: no memory. */
+static const char *list_foreign_names(const struct tl_allow_rule *rules, size_t count, struct tl_arena *arena)
 {
     const char *list = "";
     for (size_t i = 0; i < count && list; i++) {
         for (size_t j = 0; j < rules[i].role_count && list; j++) {
             const struct tl_role *role = &rules[i].roles[j];
-            if (role->kind != TL_ROLE_TRUST_DOMAIN) continue;
-            list =
-                tl_arena_format(arena, "%s%s%s", list, list[0] != '\0' ? " " : "", role->word + strlen(TRUST_DOMAIN));
+            const char *name = role->kind == TL_ROLE_TRUST_DOMAIN                 ? role->word + strlen(TRUST_DOMAIN)
+                               : strncmp(role->name, SPIFFE, strlen(SPIFFE)) == 0 ? role->name
+                                                                                  : NULL;
+            if (name) list = tl_arena_format(arena, "%s%s%s", list, list[0] != '\0' ? " " : "", name);
         }
     }
     return list;
@@ -302,8 +310,8 @@ enum tl_status tl_allow_list_read(const struct tl_json_value *value, struct tl_a
     }
     settings->allow = rules;
     settings->allow_count = count;
-    settings->trust_domains = list_trust_domains(rules, count, arena);
-    if (!settings->trust_domains) return tl_json_no_memory(value->doc->source, ret_error);
+    settings->foreign_names = list_foreign_names(rules, count, arena);
+    if (!settings->foreign_names) return tl_json_no_memory(value->doc->source, ret_error);
     return TL_OK;
 }
 

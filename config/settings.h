@@ -102,7 +102,8 @@ enum tl_role_kind {
     TL_ROLE_JOB,          /* "job:ps" */
     TL_ROLE_TASK,         /* "task:ps:0" */
     TL_ROLE_TRUST_DOMAIN, /* "trust-domain:other.org": its certificates, which are then accepted */
-    TL_ROLE_CLIENT,       /* "spiffe://example.org/client/ann", "ann.example.org": a certificate that is no task's */
+    TL_ROLE_CLIENT,       /* "spiffe://example.org/client/ann", "ann.example.org": a certificate that is no task's; and
+                             "spiffe://other.org/job/ps/task/0": that of a task of another trust domain */
 };
 
 struct tl_role {
@@ -133,7 +134,8 @@ struct tl_security_settings {
     enum tl_encrypt encrypt;           /* "encrypt": "require": no tensor leaves the host as plain text */
     const struct tl_allow_rule *allow; /* "allow": [{"who": ["member"], "what": ["read"]}], [allow_count] */
     size_t allow_count;
-    const char *trust_domains; /* those that "allow" names: "other.org third.org"; "": none */
+    const char *foreign_names; /* trust domains and URIs that "allow" names: "other.org spiffe://third.org/client/ann";
+                                  "": none */
 };
 
 /* The settings of one task, every value effective. Sizes in bytes, durations in nanoseconds. */

@@ -517,7 +517,7 @@ static void *run(void *argument)
 static bool copy_settings(struct tl_tls_handshakes *handshakes, const struct tl_tls_settings *settings)
 {
     const char *const from[] = {settings->ca, settings->certificate, settings->key, settings->crl,
-                                settings->trust_domains};
+                                settings->foreign_names};
     for (size_t i = 0; i < TL_ARRAY_COUNT(from); i++) {
         handshakes->strings[i] = from[i] != NULL ? strdup(from[i]) : NULL;
         if (from[i] != NULL && handshakes->strings[i] == NULL) return false;
@@ -526,7 +526,7 @@ static bool copy_settings(struct tl_tls_handshakes *handshakes, const struct tl_
                                                     .certificate = handshakes->strings[1],
                                                     .key = handshakes->strings[2],
                                                     .crl = handshakes->strings[3],
-                                                    .trust_domains = handshakes->strings[4],
+                                                    .foreign_names = handshakes->strings[4],
                                                     .is_tls12_allowed = settings->is_tls12_allowed};
     return true;
 }

@@ -148,7 +148,7 @@ static enum tl_status choose_uri(const char *uri, struct tl_certificate_name *re
 void tl_certificate_name_make_foreign(struct tl_certificate_name *name)
 {
     name->is_foreign = true;
-    if (name->kind != TL_CERTIFICATE_MEMBER) return;
+    if (name->kind != TL_CERTIFICATE_MEMBER || name->trust_domain[0] == '\0') return;
     const char *job = name->text + strlen("/job:"), *index = strrchr(name->text, ':') + 1;
     int job_len = (int)(strchr(job, '/') - job);
     char uri[TL_CERTIFICATE_NAME_BYTES];

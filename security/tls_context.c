@@ -15,6 +15,7 @@
 #include <openssl/x509.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -48,7 +49,7 @@ struct tl_tls_context {
     atomic_uint references;
     SSL_CTX *ssl;
     struct tl_certificate_name self;
-    char *trust_domains; /* "" : none */
+    char *foreign_names; /* "" : none */
     struct stamp stamps[FILE_COUNT];
 };
 
@@ -120,6 +121,23 @@ static enum tl_status use_certificate(struct tl_tls_context *context, const char
     X509_free(certificate);
     BIO_free(text);
     return status;
+}
+
+/* A task of the own trust domain is called /job:JOB/task:INDEX, so that no caller would have its URI as a name. */
+static enum tl_status check_foreign_names(const struct tl_tls_context *context, struct tl_error *ret_error)
+{
+    char own[TL_CERTIFICATE_NAME_BYTES + 16];
+    int len = snprintf(own, sizeof(own), "spiffe://%s/job/", context->self.trust_domain);
+    for (const char *word = context->foreign_names; *word != '\0'; word += *word == ' ') {
+        size_t word_len = strcspn(word, " ");
+        if (strncmp(word, own, (size_t)len) == 0)
+            return tl_error_set(
+                ret_error, TL_INVALID_ARGUMENT,
+                "security.allow names %.*s, a task of this trust domain; write it as \"task:JOB:INDEX\"", (int)word_len,
+                word);
+        word += word_len;
+    }
+    return TL_OK;
 }
 
 static enum tl_status use_key(SSL_CTX *ssl, const struct tl_tls_settings *settings, const char *pem, size_t len,
@@ -252,10 +270,10 @@ enum tl_status tl_tls_context_load(const struct tl_tls_settings *settings, struc
     struct tl_tls_context *context = calloc(1, sizeof(*context));
     SSL_CTX *ssl = create_ssl(settings->is_tls12_allowed);
     if (context != NULL)
-        context->trust_domains = strdup(settings->trust_domains != NULL ? settings->trust_domains : "");
-    if (context == NULL || ssl == NULL || context->trust_domains == NULL) {
+        context->foreign_names = strdup(settings->foreign_names != NULL ? settings->foreign_names : "");
+    if (context == NULL || ssl == NULL || context->foreign_names == NULL) {
         ERR_clear_error();
-        if (context != NULL) free(context->trust_domains);
+        if (context != NULL) free(context->foreign_names);
         SSL_CTX_free(ssl);
         free(context);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS");
@@ -265,6 +283,7 @@ enum tl_status tl_tls_context_load(const struct tl_tls_settings *settings, struc
     enum tl_status status = TL_OK;
     for (unsigned which = 0; which < FILE_COUNT && status == TL_OK; which++)
         status = load_file(context, settings, which, ret_error);
+    if (status == TL_OK) status = check_foreign_names(context, ret_error);
     if (status != TL_OK) {
         tl_tls_context_release(context);
         return status;
@@ -283,7 +302,7 @@ void tl_tls_context_release(struct tl_tls_context *context)
 {
     if (context == NULL || atomic_fetch_sub(&context->references, 1) > 1) return;
     SSL_CTX_free(context->ssl);
-    free(context->trust_domains);
+    free(context->foreign_names);
     free(context);
 }
 
@@ -308,15 +327,23 @@ const struct tl_certificate_name *tl_tls_context_self(const struct tl_tls_contex
     return &context->self;
 }
 
-bool tl_tls_context_accepts(const struct tl_tls_context *context, const char *trust_domain)
+/* Whether a list with a blank between two has the word. */
+static bool has_word(const char *list, const char *word)
 {
-    size_t len = strlen(trust_domain);
-    for (const char *word = context->trust_domains; len > 0 && *word != '\0'; word += *word == ' ') {
-        size_t word_len = strcspn(word, " ");
-        if (word_len == len && memcmp(word, trust_domain, len) == 0) return true;
-        word += word_len;
+    size_t len = strlen(word);
+    for (; len > 0 && *list != '\0'; list += *list == ' ') {
+        size_t list_len = strcspn(list, " ");
+        if (list_len == len && memcmp(list, word, len) == 0) return true;
+        list += list_len;
     }
     return false;
+}
+
+bool tl_tls_context_accepts(const struct tl_tls_context *context, const struct tl_certificate_name *peer)
+{
+    /* A DNS name is of no trust domain, even if it is spelt like one. */
+    if (peer->trust_domain[0] == '\0') return false;
+    return has_word(context->foreign_names, peer->trust_domain) || has_word(context->foreign_names, peer->text);
 }
 
 SSL_CTX *tl_tls_context_ssl(const struct tl_tls_context *context)

@@ -23,7 +23,7 @@ struct tl_tls_settings {
     const char *certificate;   /* that of this process, followed by those between it and the authority */
     const char *key;           /* that belongs to the certificate; no other user may read it */
     const char *crl;           /* lists of revoked certificates, one for each authority; NULL: none is looked at */
-    const char *trust_domains; /* besides that of the certificate: "other.org third.org"; NULL: none */
+    const char *foreign_names; /* as tl_tls_context_accepts has them, with a blank between two; NULL: none */
     bool is_tls12_allowed;     /* besides TLS 1.3 */
 };
 
@@ -32,7 +32,8 @@ struct tl_tls_context;
 /* Reads the files. Ownership: *ret_context until tl_tls_context_release.
  * Errors, which name the file and the remedy: TL_NOT_FOUND, TL_PERMISSION_DENIED: one that cannot be read, or a key
  * that other users can. TL_FAILED_PRECONDITION: the certificate is not valid now, or too weak. TL_INVALID_ARGUMENT: it
- * is none, has no name, or does not belong to the key. TL_RESOURCE_EXHAUSTED: no memory. */
+ * is none, has no name, or does not belong to the key; or foreign_names has a task of its own trust domain.
+ * TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_tls_context_load(const struct tl_tls_settings *settings, struct tl_tls_context **ret_context,
                                    struct tl_error *ret_error) TL_MUST_USE;
 
@@ -45,7 +46,8 @@ bool tl_tls_context_is_current(const struct tl_tls_context *context, const struc
 /* Returns the name in the certificate of this process, valid as long as the context. */
 const struct tl_certificate_name *tl_tls_context_self(const struct tl_tls_context *context);
 
-/* Whether peers of another trust domain are accepted. */
-bool tl_tls_context_accepts(const struct tl_tls_context *context, const char *trust_domain);
+/* Whether a peer of another trust domain is accepted: its trust domain is one of foreign_names ("other.org"), or its
+ * URI is ("spiffe://other.org/job/ps/task/0"). */
+bool tl_tls_context_accepts(const struct tl_tls_context *context, const struct tl_certificate_name *peer);
 
 #endif

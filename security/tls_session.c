@@ -242,14 +242,14 @@ static enum tl_status check_name(struct tl_tls_session *session, X509 *certifica
     }
     const struct tl_certificate_name *self = tl_tls_context_self(session->context);
     bool is_foreign = strcmp(session->peer.trust_domain, self->trust_domain) != 0;
-    if (is_foreign && !tl_tls_context_accepts(session->context, session->peer.trust_domain)) {
+    if (is_foreign) tl_certificate_name_make_foreign(&session->peer);
+    if (is_foreign && !tl_tls_context_accepts(session->context, &session->peer)) {
         return tl_error_set(
             ret_error, TL_UNAUTHENTICATED,
-            "the certificate of the peer is for trust domain \"%s\", ours is for \"%s\", and no rule of "
-            "security.allow names that of the peer",
-            session->peer.trust_domain, self->trust_domain);
+            "the certificate of the peer is for %.255s of trust domain \"%s\", ours is for \"%s\", and no rule of "
+            "security.allow names the one or the other",
+            session->peer.text, session->peer.trust_domain, self->trust_domain);
     }
-    if (is_foreign) tl_certificate_name_make_foreign(&session->peer);
     /* Only tasks are workers: a client's certificate must not pass for one. */
     if (session->role == TL_TLS_DIALS && session->peer.kind != TL_CERTIFICATE_MEMBER) {
         return tl_error_set(ret_error, TL_UNAUTHENTICATED,

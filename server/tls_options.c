@@ -10,7 +10,7 @@ bool tl_tls_options_of(const struct tl_settings *settings, struct tl_tls_options
                      .certificate = security->certificate,
                      .key = security->key,
                      .crl = security->crl,
-                     .trust_domains = security->trust_domains,
+                     .foreign_names = security->foreign_names,
                      .is_tls12_allowed = security->min_version == TL_TLS_1_2},
         .handshake_timeout_ns = settings->connect_timeout_ns,
         .keepalive_timeout_ns = settings->keepalive_timeout_ns,

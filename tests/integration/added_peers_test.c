@@ -339,6 +339,38 @@ START_TEST(trust_domains_that_allow_names)
 }
 END_TEST
 
+/* One task of another trust domain may read, and no other one there. */
+START_TEST(a_foreign_task_that_is_named)
+{
+    protocol = protocols[_i];
+    temp_folder_make();
+    authority_init(&authority, "the authority", temp_path("ca.pem"));
+    readers = "\"spiffe://b.org/job/trainer/task/3\"";
+    struct tl_worker *owner = open_certified("owner", "URI:spiffe://a.org/job/trainer/task/3");
+    readers = "\"spiffe://a.org/job/trainer/task/3\"";
+    ck_assert_ptr_null(open_certified("own", "URI:spiffe://a.org/job/trainer/task/4"));
+    ck_assert_int_eq(error.code, TL_INVALID_ARGUMENT);
+    ck_assert_str_eq(error.message, "security.allow names spiffe://a.org/job/trainer/task/3, a task of this trust "
+                                    "domain; write it as \"task:JOB:INDEX\"");
+    struct tl_worker *asker = open_certified("asker", "URI:spiffe://b.org/job/trainer/task/3");
+    struct tl_worker *stranger = open_certified("stranger", "URI:spiffe://b.org/job/trainer/task/4");
+    readers = "\"any\"";
+    ck_assert_msg(owner != NULL && asker != NULL && stranger != NULL, "%s", error.message);
+    publish(owner, "weights", 9);
+    expect_received(asker, add(asker, tl_worker_address(owner), NULL, 0), "weights", 9);
+    tl_peer_id refused = add(stranger, tl_worker_address(owner), NULL, 0);
+    struct tl_completion completion;
+    ck_assert_int_eq(tl_recv_wait(stranger, refused, "weights", 0, NULL, CLUSTER_SECOND / 2, &completion, &error),
+                     TL_DEADLINE_EXCEEDED);
+    ck_assert_msg(strstr(error.message, "it does not accept our certificate") != NULL, "%s", error.message);
+    tl_worker_close(stranger, 0);
+    tl_worker_close(asker, 0);
+    tl_worker_close(owner, 0);
+    authority_fini(&authority);
+    temp_folder_remove();
+}
+END_TEST
+
 /* -------------------------------------------------------------------------------------------------- incarnations -- */
 
 static void expect_gone(struct tl_worker *asker, tl_peer_id peer)
@@ -537,6 +569,7 @@ int main(void)
     tcase_add_test(tcase, another_name_answers);
     tcase_add_loop_test(tcase, certificates_name_them, 0, 2);
     tcase_add_loop_test(tcase, trust_domains_that_allow_names, 0, 2);
+    tcase_add_loop_test(tcase, a_foreign_task_that_is_named, 0, 2);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("incarnation");
     tcase_set_timeout(tcase, 200);

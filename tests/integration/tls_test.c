@@ -464,8 +464,8 @@ START_TEST(trust_domain_that_is_named)
 {
     static const char *const names[] = {"URI:spiffe://other/job/node/task/1", "URI:spiffe://other/client/ann"};
     side_issue(&client, &(struct certificate_kind){.names = names[_i]});
-    server.options.settings.trust_domains = "third other";
-    client.options.settings.trust_domains = "test";
+    server.options.settings.foreign_names = "third other";
+    client.options.settings.foreign_names = "test";
     start_both();
     struct connected connected = connect_both(NULL);
     assert_peer(server.tls, connected.server_fd, names[_i] + strlen("URI:"));
@@ -475,11 +475,52 @@ START_TEST(trust_domain_that_is_named)
 }
 END_TEST
 
+/* Rules for single names of another trust domain. */
+static void name_single_ones(void)
+{
+    server.options.settings.foreign_names = "third spiffe://other/job/node/task/1 spiffe://other/client/ann";
+    client.options.settings.foreign_names = "spiffe://test/job/node/task/0";
+}
+
+START_TEST(foreign_name_that_is_named)
+{
+    static const char *const names[] = {"URI:spiffe://other/job/node/task/1", "URI:spiffe://other/client/ann"};
+    name_single_ones();
+    side_issue(&client, &(struct certificate_kind){.names = names[_i]});
+    start_both();
+    struct connected connected = connect_both(NULL);
+    assert_peer(server.tls, connected.server_fd, names[_i] + strlen("URI:"));
+    disconnect(&connected);
+}
+END_TEST
+
+START_TEST(foreign_name_beside_those_that_are_named)
+{
+    static const char *const names[] = {"URI:spiffe://other/job/node/task/11", "URI:spiffe://other/job/node/task/0",
+                                        "URI:spiffe://other/client/an"};
+    name_single_ones();
+    side_issue(&client, &(struct certificate_kind){.names = names[_i]});
+    start_both();
+    assert_refused(NULL, "it does not accept our certificate");
+}
+END_TEST
+
+/* A DNS name that is spelt like a trust domain is none. */
+START_TEST(dns_name_like_a_foreign_trust_domain)
+{
+    server.options.settings.foreign_names = "other.org";
+    client.options.settings.foreign_names = "test";
+    side_issue(&client, &(struct certificate_kind){.names = "DNS:other.org"});
+    start_both();
+    assert_refused(NULL, "it does not accept our certificate");
+}
+END_TEST
+
 START_TEST(trust_domain_with_another_beginning)
 {
     side_issue(&client, &(struct certificate_kind){.names = "URI:spiffe://other/job/node/task/1"});
-    server.options.settings.trust_domains = "othe other.org xother";
-    client.options.settings.trust_domains = "test";
+    server.options.settings.foreign_names = "othe other.org xother";
+    client.options.settings.foreign_names = "test";
     start_both();
     assert_refused(NULL, "it does not accept our certificate");
 }
@@ -795,6 +836,9 @@ int main(void)
     tcase_add_test(tcase, another_trust_domain);
     tcase_add_loop_test(tcase, trust_domain_that_is_named, 0, 2);
     tcase_add_test(tcase, trust_domain_with_another_beginning);
+    tcase_add_loop_test(tcase, foreign_name_that_is_named, 0, 2);
+    tcase_add_loop_test(tcase, foreign_name_beside_those_that_are_named, 0, 3);
+    tcase_add_test(tcase, dns_name_like_a_foreign_trust_domain);
     tcase_add_test(tcase, another_authority);
     tcase_add_test(tcase, self_signed);
     tcase_add_test(tcase, expires_before_the_handshake);

@@ -138,6 +138,18 @@ START_TEST(a_trust_domain_is_a_role)
 }
 END_TEST
 
+START_TEST(a_task_of_another_trust_domain_is_a_role)
+{
+    create("[{\"who\": [\"spiffe://other.org/job/ps/task/1\"], \"what\": [\"read\"]}]");
+    ck_assert_uint_eq(actions_of("spiffe://other.org/job/ps/task/1", false), A(READ) | A(HEALTH));
+    ck_assert_uint_eq(actions_of("spiffe://other.org/job/ps/task/10", false), A(HEALTH));
+    ck_assert_uint_eq(actions_of("spiffe://other.org/job/ps/task/0", false), A(HEALTH));
+    ck_assert_uint_eq(actions_of("spiffe://third.org/job/ps/task/1", false), A(HEALTH));
+    ck_assert_uint_eq(actions_of("/job:ps/task:1", true), A(HEALTH));
+    destroy();
+}
+END_TEST
+
 START_TEST(without_certificates_everybody_may_do_everything)
 {
     const struct tl_identity caller = {.source = TL_IDENTITY_NONE};
@@ -239,6 +251,7 @@ int main(void)
     ADD(a_worker_may_do_everything_to_itself);
     ADD(each_role_names_its_callers);
     ADD(a_trust_domain_is_a_role);
+    ADD(a_task_of_another_trust_domain_is_a_role);
     ADD(without_certificates_everybody_may_do_everything);
     ADD(a_refusal_names_caller_action_and_those_who_may);
     ADD(a_long_list_of_roles_is_cut);

@@ -167,15 +167,18 @@ START_TEST(rules_are_roles_and_actions)
         {TL_ROLE_CLIENT, "ann"},
         {TL_ROLE_TRUST_DOMAIN, "spiffe://other.org/"},
         {TL_ROLE_TRUST_DOMAIN, "spiffe://third_1/"},
+        {TL_ROLE_CLIENT, "spiffe://other.org/job/ps/task/0"},
     };
     check_accepted(TLS ", \"allow\": [{\"who\": [\"any\", \"member\", \"job:ps\", \"task:worker:4\", "
                        "\"spiffe://example.org/client/ann\", \"ann.example.org\", \"ann.\", "
-                       "\"trust-domain:other.org\", \"trust-domain:third_1\"], \"what\": [\"read\", "
+                       "\"trust-domain:other.org\", \"trust-domain:third_1\", "
+                       "\"spiffe://other.org/job/ps/task/0\"], \"what\": [\"read\", "
                        "\"health\"]}, {\"what\": [\"withdraw\", \"publish\"], \"who\": [\"job:worker\"]}]",
                    "");
     const struct tl_security_settings *security = &config->tasks[0].settings.security;
     ck_assert_uint_eq(security->allow_count, 2);
-    ck_assert_str_eq(security->trust_domains, "other.org third_1");
+    ck_assert_str_eq(security->foreign_names, "spiffe://example.org/client/ann other.org third_1 "
+                                              "spiffe://other.org/job/ps/task/0");
     ck_assert_uint_eq(security->allow[0].role_count, TL_ARRAY_COUNT(expected));
     for (size_t i = 0; i < TL_ARRAY_COUNT(expected); i++) {
         ck_assert_int_eq(security->allow[0].roles[i].kind, expected[i].kind);
@@ -186,7 +189,8 @@ START_TEST(rules_are_roles_and_actions)
     ck_assert_str_eq(value_of(&config->tasks[0], "security.allow"),
                      "[{\"who\": [\"any\", \"member\", \"job:ps\", \"task:worker:4\", "
                      "\"spiffe://example.org/client/ann\", \"ann.example.org\", \"ann.\", "
-                     "\"trust-domain:other.org\", \"trust-domain:third_1\"], \"what\": [\"read\", "
+                     "\"trust-domain:other.org\", \"trust-domain:third_1\", "
+                     "\"spiffe://other.org/job/ps/task/0\"], \"what\": [\"read\", "
                      "\"health\"]}, {\"who\": [\"job:worker\"], \"what\": [\"publish\", \"withdraw\"]}]");
     tl_config_destroy(config);
 }
@@ -238,6 +242,8 @@ START_TEST(words_that_are_no_roles_are_refused)
                                         "trust-domain:a/b",
                                         "trust-domain:a..b",
                                         "trust-domain:a."};
+    static const char *const unnamed[] = {"spiffe://other.org/job/ps", "spiffe://other.org/job/ps/task/01",
+                                          "spiffe://other.org/job/ps/task/0/1", "spiffe://other.org/job/ps/tasks/0"};
     check_role_refused("membr", "\"membr\" is no role; did you mean \"member\"?");
     check_role_refused("Any", "\"Any\" is no role; did you mean \"any\"?");
     check_role_refused("ann", "\"ann\" is no role; did you mean \"any\"?");
@@ -250,8 +256,14 @@ START_TEST(words_that_are_no_roles_are_refused)
         ck_assert_int_eq(read_settings(security, ""), TL_INVALID_ARGUMENT);
         ck_assert_msg(strstr(error.message, " is no role; ") != NULL, "%s", error.message);
     }
-    check_role_refused("spiffe://example.org/job/ps/task/0",
-                       "\"spiffe://example.org/job/ps/task/0\" is the name of a task; write it as \"task:JOB:INDEX\"");
+    for (size_t i = 0; i < TL_ARRAY_COUNT(unnamed); i++) {
+        char message[512];
+        snprintf(message, sizeof(message),
+                 "\"%s\" is no name of a task; write spiffe://DOMAIN/job/JOB/task/INDEX for one of another trust "
+                 "domain, and \"task:JOB:INDEX\" for one of this cluster",
+                 unnamed[i]);
+        check_role_refused(unnamed[i], message);
+    }
 }
 END_TEST
 
