@@ -120,12 +120,12 @@ class Endpoint:
         self.note(peer, [got])
         return got
 
-    async def receive_all(self, peer, keys, into, timeout):
+    async def receive_all(self, peer, keys, into, timeout, step=0):
         """Receives keys in the running event loop. It returns, also when it is cancelled, when nothing writes to `into`
         any more. Raises what recv_many raises."""
         loop, queue = self.worker._queue()
         future = loop.create_future()
-        op = self.worker._recv_many(queue, future, peer.number, keys, 0, into, timeout, 0, None, False, None)
+        op = self.worker._recv_many(queue, future, peer.number, keys, step, into, timeout, 0, None, False, None)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -133,6 +133,16 @@ class Endpoint:
             await until_done(future)
             future.exception()
             raise
+
+    async def map(self, peer, key, timeout):
+        """Maps what a peer has published. Returns a view of it; None: it cannot be mapped."""
+        try:
+            got = await self.worker.recv(peer.number, key, mapped=True, timeout=timeout)
+        except Error as error:
+            self._logger.info("tensorlane: %s of %s is not mapped: %s", key, peer.address, error)
+            return None
+        self.note(peer, [got])
+        return memoryview(got) if got.path == "mapped" else None
 
     def note(self, peer, tensors):
         """Says how tensors came from a peer, when that is another way than the last time."""

@@ -8,8 +8,8 @@
         found = cache.get(["a", "b"], [into_a, into_b])                            # [True, True]
 
 LMCacheClient is what LMCache loads, HiCache (tensorlane.sglang) what SGLang does. docs/kv.md is the page, and says how
-it works: blocks are always received by the side that has room for them, so that they are copied once. All of this is
-alpha, as are the engines' interfaces.
+it works: owner and clients of one machine map each other's memory, and copy what they read from there; between machines
+blocks are received by the side that has room for them. All of this is alpha, as are the engines' interfaces.
 
 No call waits for ever: a block that does not come in time is one that is not there.
 """
@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import collections
 import concurrent.futures
-import hashlib
 import json
 import logging
 import os
@@ -41,20 +40,88 @@ HELLO_SEC = 0.5
 LOOK_SEC = 0.25
 # After an owner has failed, nothing is asked of it for so long.
 REST_SEC = 2
-MAX_KEY_BYTES = 256
+MAP_SEC = 2
 MAX_CLIENTS = 256
-
-
-def _block(key):
-    """The key under which a block is published."""
-    encoded = key.encode()
-    return "kv/block/" + (key if 0 < len(encoded) <= MAX_KEY_BYTES and "\0" not in key else
-                          hashlib.sha256(encoded).hexdigest())
+# Memory of a client in which the owner finds what it sets. It is used as far as sets need it.
+STAGE_BYTES = 32 << 20
+PAGE_BYTES = 4096
+# Python's other threads run between copies of so many bytes.
+COPY_BYTES = 1 << 20
 
 
 def _up(slot, index):
     """The key under which a client shows a block that the owner is to receive."""
     return f"kv/up/{slot}/{index}"
+
+
+def _down(client, slot, index):
+    """The key under which the owner shows a block that a client is to receive."""
+    return f"kv/down/{client}/{slot}/{index}"
+
+
+def _copy(into, source):
+    for begin in range(0, len(source), COPY_BYTES):
+        into[begin:begin + COPY_BYTES] = source[begin:begin + COPY_BYTES]
+
+
+class _Slots:
+    """Numbers for calls under way: few, because each side of a connection remembers the keys that it has met."""
+
+    def __init__(self):
+        self._taken = set()
+
+    def take(self):
+        slot = min(set(range(len(self._taken) + 1)) - self._taken)
+        self._taken.add(slot)
+        return slot
+
+    def give_back(self, slot):
+        self._taken.discard(slot)
+
+
+class Room:
+    """Which parts of a piece of memory are free."""
+
+    def __init__(self, size):
+        self._sizes = {}  # of free parts, by their begin
+        self._begins = {}  # the same, by their end
+        self._parts = collections.defaultdict(dict)  # size -> begins of free parts, the last one given back at the end
+        self._add(0, size)
+
+    def take(self, size):
+        """Returns where a part begins; None: none is large enough."""
+        if size == 0:
+            return 0
+        fitting = size if size in self._parts else min((other for other in self._parts if other > size), default=None)
+        if fitting is None:
+            return None
+        begin = next(reversed(self._parts[fitting]))
+        self._remove(begin)
+        self._add(begin + size, fitting - size)
+        return begin
+
+    def give_back(self, begin, size):
+        before = self._begins.get(begin)
+        if before is not None:
+            size += self._remove(before)
+            begin = before
+        if begin + size in self._sizes:
+            size += self._remove(begin + size)
+        self._add(begin, size)
+
+    def _add(self, begin, size):
+        if size:
+            self._sizes[begin] = size
+            self._begins[begin + size] = begin
+            self._parts[size][begin] = None
+
+    def _remove(self, begin):
+        size = self._sizes.pop(begin)
+        del self._begins[begin + size]
+        del self._parts[size][begin]
+        if not self._parts[size]:
+            del self._parts[size]
+        return size
 
 
 def _host_towards(address):
@@ -68,83 +135,95 @@ def _host_towards(address):
 
 # ------------------------------------------------------------------------------------------------------------- owner --
 
-class _Block:
-    __slots__ = "tensor", "serial", "leases", "has_ended"
+class Block:
+    """Memory of a block, which has a key when all of it has come."""
+    __slots__ = "begin", "view", "leases", "key"
 
-    def __init__(self, tensor, serial):
-        self.tensor = tensor
-        self.serial = serial
+    def __init__(self, begin, view):
+        self.begin = begin
+        self.view = view
         self.leases = 0
-        self.has_ended = False  # it goes with its last lease
+        self.key = None
 
 
 class Blocks:
-    """What the owner has: the oldest blocks go when there is no room, and those whose time is over."""
+    """What the owner has: the oldest blocks go when there is no room, and those whose time is over.
+
+    All of them lie in one piece of memory, which clients of this machine map. The kernel gives pages to it when they
+    are first used.
+    """
 
     def __init__(self, worker, limit, ttl):
         self._worker = worker
         self._limit = limit
         self._ttl = ttl
-        self._blocks = collections.OrderedDict()  # key -> _Block; used last at the end
-        self._leases = collections.OrderedDict()  # (client, number of its request) -> (until, [(key, serial)])
-        self._received = collections.OrderedDict()  # the same -> (until, [(key, tensor)])
-        self._ends = collections.deque()  # (time, key, serial), in this order
-        self._serial = 0
-        self._spare = collections.defaultdict(list)  # memory of blocks that went, by size
-        self._spare_bytes = 0
+        tensor = empty((limit,), "U8", shared=True)
+        self._memory = memoryview(tensor)
+        worker.publish("kv/memory", tensor)
+        self._room = Room(limit)
+        self._ending = []  # (begin, view) of memory that something may still read or write, as long as it has the view
+        self._blocks = collections.OrderedDict()  # key -> Block; used last at the end
+        self._leases = collections.OrderedDict()  # (client, number of its request) -> (until, blocks, published keys)
+        self._shown = {}  # published key -> lease
+        self._received = collections.OrderedDict()  # the same -> (until, [(key, block)])
+        self._ends = collections.deque()  # (time, key, block), in this order
         self.used_bytes = 0
         self.counts = collections.Counter()
 
     def find(self, keys, lease=None):
-        """Says of each key whether it is there. lease: those that are will be received, until release(lease)."""
-        found, leased = [], []
-        for key in keys:
-            block = self._blocks.get(key)
-            found.append(block is not None and not block.has_ended)
-            if found[-1]:
-                self._blocks.move_to_end(key)
-                leased.append((key, block.serial))
-        if lease and leased:
+        """Returns the block of each key, or None. lease: those that are there will be read, until release(lease)."""
+        found = [self._blocks.get(key) for key in keys]
+        there = [block for block in found if block is not None]
+        for block in there:
+            self._blocks.move_to_end(block.key)
+        if lease and there:
             self.release(lease)
-            for key, _ in leased:
-                self._blocks[key].leases += 1
-            self._leases[lease] = time.monotonic() + LEASE_SEC, leased
-        self.counts["found"] += sum(found)
-        self.counts["missed"] += len(found) - sum(found)
+            for block in there:
+                block.leases += 1
+            self._leases[lease] = time.monotonic() + LEASE_SEC, there, []
+        self.counts["found"] += len(there)
+        self.counts["missed"] += len(found) - len(there)
         return found
 
+    def show(self, lease, key, block, step):
+        """Publishes a block, until release(lease)."""
+        self._worker.publish(key, block.view, step)
+        self._shown[key] = lease  # in place of an earlier one, perhaps
+        self._leases[lease][2].append(key)
+
     def release(self, lease):
-        for key, serial in self._leases.pop(lease, (0, []))[1]:
-            block = self._blocks.get(key)
-            if block is not None and block.serial == serial:
-                block.leases -= 1
-                if block.has_ended and not block.leases:
-                    self._drop(key)
+        _, blocks, keys = self._leases.pop(lease, (0, [], []))
+        for key in keys:
+            if self._shown.get(key) == lease:
+                del self._shown[key]
+                try:
+                    self._worker.withdraw(key)
+                except NotFound:  # a peer has removed it
+                    pass
+        for block in blocks:
+            block.leases -= 1
+            if block.key is None and not block.leases:
+                self.free(block)
 
     def reserve(self, size):
-        """Makes room for a block. False: there is none, even without all that may go."""
-        while self.used_bytes + size > self._limit:
-            oldest = next((key for key, block in self._blocks.items() if not block.leases), None)
+        """Returns memory for a block. None: there is no room, even without all that may go."""
+        while (begin := self._room.take(size)) is None:
+            if self._reclaim():
+                continue
+            oldest = next((block for block in self._blocks.values() if not block.leases), None)
             if oldest is None or size > self._limit:
                 self.counts["refused"] += 1
-                return False
-            self._drop(oldest)
+                return None
+            self._end(oldest)
             self.counts["evicted"] += 1
         self.used_bytes += size
-        return True
+        return Block(begin, self._memory[begin:begin + size])
 
-    def memory(self, size):
-        """Returns a tensor for a block for which there is a reservation: new memory costs more than filling it."""
-        spare = self._spare[size]
-        for index in range(len(spare)):
-            # Only the list and the call refer to it: what was being received of it has come to its end.
-            if sys.getrefcount(spare[index]) <= 2:
-                self._spare_bytes -= size
-                return spare.pop(index)
-        while self._spare_bytes and self.used_bytes + self._spare_bytes > self._limit:
-            other = next(tensors for tensors in self._spare.values() if tensors)
-            self._spare_bytes -= other.pop().nbytes
-        return empty((size,), "U8")
+    def free(self, block):
+        self.used_bytes -= block.view.nbytes
+        self._ending.append((block.begin, block.view))
+        block.view = None
+        self._reclaim()
 
     def hold(self, claim, blocks):
         """Has what was received into memory with a reservation, unseen until keep(claim)."""
@@ -152,40 +231,26 @@ class Blocks:
         self._received[claim] = time.monotonic() + LEASE_SEC, blocks
 
     def keep(self, claim):
-        for key, tensor in self._received.pop(claim, (0, []))[1]:
-            try:
-                self.add(key, tensor)
-            except Error as error:
-                _logger.warning("a block is not kept: %s", error)
+        for key, block in self._received.pop(claim, (0, []))[1]:
+            self.add(key, block)
 
-    def add(self, key, tensor):
-        """Publishes a block for which there is a reservation."""
-        self._drop(key)
-        try:
-            # While the library reads the memory, it refers to the view, and the view to the tensor.
-            self._worker.publish(_block(key), memoryview(tensor))
-        except BaseException:
-            self.used_bytes -= tensor.nbytes
-            raise
-        self._serial += 1
-        self._blocks[key] = _Block(tensor, self._serial)
+    def add(self, key, block):
+        self.remove(key)
+        block.key = key
+        self._blocks[key] = block
         if self._ttl:
-            self._ends.append((time.monotonic() + self._ttl, key, self._serial))
+            self._ends.append((time.monotonic() + self._ttl, key, block))
         self.counts["stored"] += 1
 
     def remove(self, key):
         """Ends a block, which is not found any more; leases of it go on. Returns whether it was there."""
         block = self._blocks.get(key)
-        if block is None or block.has_ended:
-            return False
-        block.has_ended = True
-        if not block.leases:
-            self._drop(key)
-        return True
+        if block is not None:
+            self._end(block)
+        return block is not None
 
     def describe(self):
-        return {"blocks": len(self._blocks), "used_bytes": self.used_bytes, "spare_bytes": self._spare_bytes,
-                "limit_bytes": self._limit, **self.counts}
+        return {"blocks": len(self._blocks), "used_bytes": self.used_bytes, "limit_bytes": self._limit, **self.counts}
 
     def end_old(self):
         now = time.monotonic()
@@ -194,29 +259,42 @@ class Blocks:
         while self._received and next(iter(self._received.values()))[0] <= now:
             self._give_back(next(iter(self._received)))
         while self._ends and self._ends[0][0] <= now:
-            _, key, serial = self._ends.popleft()
-            if key in self._blocks and self._blocks[key].serial == serial:
+            _, key, block = self._ends.popleft()
+            if self._blocks.get(key) is block:
                 self.counts["expired"] += self.remove(key)
 
-    def _drop(self, key):
-        """What is being received of the block comes to its end."""
-        block = self._blocks.pop(key, None)
-        if block is None:
-            return
-        try:
-            self._worker.withdraw(_block(key))
-        except NotFound:  # a peer has removed it
-            pass
-        self._spare_memory(block.tensor)
+    def _end(self, block):
+        del self._blocks[block.key]
+        block.key = None
+        if not block.leases:
+            self.free(block)
 
     def _give_back(self, claim):
-        for _, tensor in self._received.pop(claim, (0, []))[1]:
-            self._spare_memory(tensor)
+        for _, block in self._received.pop(claim, (0, []))[1]:
+            self.free(block)
 
-    def _spare_memory(self, tensor):
-        self.used_bytes -= tensor.nbytes
-        self._spare[tensor.nbytes].append(tensor)
-        self._spare_bytes += tensor.nbytes
+    def _reclaim(self):
+        """Has the memory again that nothing refers to any more, but the list and the call. Returns whether it was any.
+        """
+        before = len(self._ending)
+        still = []
+        while self._ending:
+            begin, view = self._ending.pop()
+            if sys.getrefcount(view) > 2:
+                still.append((begin, view))
+            elif view.nbytes:
+                self._room.give_back(begin, view.nbytes)
+        self._ending = still
+        return len(still) < before
+
+
+class _Served:
+    """A client, as its owner knows it."""
+
+    def __init__(self, peer):
+        self.peer = peer
+        self.task = None
+        self.stage = None  # what it sets, mapped; False: it cannot be
 
 
 class Owner:
@@ -225,6 +303,7 @@ class Owner:
     def __init__(self, address, limit, ttl=0, config=None, timeout=10):
         self._endpoint = _engine.Endpoint(None, _logger, address, config)
         self.worker = self._endpoint.worker
+        self.worker.publish("kv/page", empty((PAGE_BYTES,), "U8", shared=True))
         self.blocks = Blocks(self.worker, limit, ttl)
         self._timeout = timeout
         self._clients = {}
@@ -240,19 +319,19 @@ class Owner:
             while True:
                 await asyncio.sleep(1)
                 self.blocks.end_old()
-                for name, (peer, task) in list(self._clients.items()):
+                for name, client in list(self._clients.items()):
                     try:
-                        self._endpoint.check(peer)
+                        self._endpoint.check(client.peer)
                     except Error as error:
                         _logger.info("%s", error)
-                        task.cancel()
-                    if task.done():
-                        self._endpoint.use(peer, -1)
+                        client.task.cancel()
+                    if client.task.done():
+                        self._endpoint.use(client.peer, -1)
                         del self._clients[name]
                 if hellos.done():
                     hellos.result()
         finally:
-            for task in [hellos, *(task for _, task in self._clients.values())]:
+            for task in [hellos, *(client.task for client in self._clients.values())]:
                 task.cancel()
 
     async def _hear(self):
@@ -267,33 +346,34 @@ class Owner:
 
     def _take_in(self, hello):
         try:
-            client = json.loads(hello)
-            name, address = client["id"], client["address"]
+            said = json.loads(hello)
+            name, address = said["id"], said["address"]
             if name in self._clients:
                 return
             if len(self._clients) >= MAX_CLIENTS:
                 raise ResourceExhausted(f"there are {MAX_CLIENTS} clients")
-            peer = self._endpoint.peer(address, client["incarnation"])
-            self._endpoint.use(peer, 1)
-            self._clients[name] = peer, asyncio.ensure_future(self._serve(name, peer))
+            client = _Served(self._endpoint.peer(address, said["incarnation"]))
+            client.task = asyncio.ensure_future(self._serve(name, client))
+            self._endpoint.use(client.peer, 1)
+            self._clients[name] = client
             _logger.info("a client at %s", address)
         except Exception as error:
             _logger.warning("no client is taken in: %r", error)
 
-    async def _serve(self, name, peer):
+    async def _serve(self, name, client):
         running = set()
         try:
-            async with self.worker.subscribe(peer.number, f"kv/request/{name}", count=8) as requests:
+            async with self.worker.subscribe(client.peer.number, f"kv/request/{name}", count=8) as requests:
                 async for value in requests:
-                    task = asyncio.ensure_future(self._answer(name, peer, value.step, bytes(value)))
+                    task = asyncio.ensure_future(self._answer(name, client, value.step, bytes(value)))
                     del value
                     running.add(task)
                     task.add_done_callback(running.discard)
         except Error as error:
-            _logger.info("the client at %s: %s", peer.address, error)
+            _logger.info("the client at %s: %s", client.peer.address, error)
 
-    async def _answer(self, name, peer, number, text):
-        keys = []
+    async def _answer(self, name, client, number, text):
+        keys, peer = [], client.peer
         try:
             request = json.loads(text)
             for done in request.get("done", ()):
@@ -301,7 +381,7 @@ class Owner:
             keys = request["keys"] if isinstance(request["keys"], list) else []
             for key in keys:
                 key.encode()  # what cannot be encoded is no key
-            answer = await self._do(name, peer, number, request, keys)
+            answer = await self._do(name, client, number, request, keys)
         except Exception as error:
             _logger.info("request %d of %s: %r", number, peer.address, error)
             answer = [False] * len(keys)
@@ -311,36 +391,61 @@ class Owner:
         except Error as error:
             _logger.info("the answer to request %d of %s: %s", number, peer.address, error)
 
-    async def _do(self, name, peer, number, request, keys):
+    async def _do(self, name, client, number, request, keys):
         what = request["do"]
         if what == "set":
-            return await self._set((name, number), peer, keys, request["sizes"], int(request["slot"]))
+            return await self._set((name, number), client, keys, request)
+        if what == "get":
+            return self._get((name, number), keys, request)
         if what == "keep":
             return self.blocks.keep((name, request["of"]))
         if what == "describe":
             return self.blocks.describe()
         if what == "remove":
             return [self.blocks.remove(key) for key in keys]
-        return self.blocks.find(keys, (name, number) if what == "get" else None)
+        return [block is not None for block in self.blocks.find(keys)]
 
-    async def _set(self, claim, peer, keys, sizes, slot):
-        """Receives the blocks for which there is room, which are there when the client says that it has not given up
+    def _get(self, lease, keys, request):
+        """Says of each block where it lies in the memory, and its size. It stays there until the client has said that
+        it is done; one that does not map the memory says the slot in which the blocks are to be shown."""
+        found = self.blocks.find(keys, lease)
+        if "slot" in request:
+            for index, block in enumerate(found):
+                if block is not None:
+                    self.blocks.show(lease, _down(lease[0], int(request["slot"]), index), block, lease[1])
+        return [block is not None and [block.begin, block.view.nbytes] for block in found]
+
+    async def _set(self, claim, client, keys, request):
+        """Takes the blocks for which there is room, which are there when the client says that it has not given up
         meanwhile: then it may have changed their memory, or shown others under the same names."""
-        if len(sizes) != len(keys) or not all(type(size) is int and size >= 0 for size in sizes):
-            raise ValueError("the sizes are not one for each key")
+        sizes, places, slot = request["sizes"], request.get("places"), int(request.get("slot", 0))
+        for numbers in (sizes, sizes if places is None else places):
+            if len(numbers) != len(keys) or not all(type(number) is int and number >= 0 for number in numbers):
+                raise ValueError("there is not one size and place for each key")
+        if places is not None and not await self._has_stage(client):
+            return "no place"
         taken = [self.blocks.reserve(size) for size in sizes]
-        chosen = [index for index, is_taken in enumerate(taken) if is_taken]
+        chosen = [(index, block) for index, block in enumerate(taken) if block is not None]
         try:
-            into = [self.blocks.memory(sizes[index]) for index in chosen]
-            if chosen:
-                got = await self.worker.recv_many(peer.number, [_up(slot, index) for index in chosen], claim[1],
-                                                  into=into, timeout=self._timeout)
-                self._endpoint.note(peer, got)
+            if places is not None:
+                for index, block in chosen:
+                    block.view[:] = client.stage[places[index]:places[index] + sizes[index]]
+            elif chosen:
+                got = await self.worker.recv_many(
+                    client.peer.number, [_up(slot, index) for index, _ in chosen], claim[1],
+                    into=[block.view for _, block in chosen], timeout=self._timeout)
+                self._endpoint.note(client.peer, got)
         except BaseException:
-            self.blocks.used_bytes -= sum(sizes[index] for index in chosen)
+            for _, block in chosen:
+                self.blocks.free(block)
             raise
-        self.blocks.hold(claim, [(keys[index], tensor) for index, tensor in zip(chosen, into)])
-        return taken
+        self.blocks.hold(claim, [(keys[index], block) for index, block in chosen])
+        return [block is not None for block in taken]
+
+    async def _has_stage(self, client):
+        if client.stage is None:
+            client.stage = await self._endpoint.map(client.peer, "kv/stage", MAP_SEC) or False
+        return client.stage is not False
 
 
 # ------------------------------------------------------------------------------------------------------------ client --
@@ -360,7 +465,10 @@ class Client:
         self._endpoint = _engine.Endpoint(lambda: self._host, _logger)
         self._number = 0
         self._gets_done = []
-        self._slots = set()
+        self._slots = _Slots()
+        self._memory = None  # of the owner, where it can be mapped
+        self._stage = None
+        self._stage_room = None
         self._meeting = None
         self._last_failure = None
         self._rests_until = 0
@@ -491,10 +599,23 @@ class Client:
                 await worker.send(f"kv/request/{self._name}", b'{"do": "exists", "keys": []}', number,
                                   timeout=HELLO_SEC)
                 await worker.recv(peer.number, f"kv/reply/{self._name}", number, timeout=self._timeout)
+                await self._map()
                 return
             except TimeoutError:  # another client has said hello in the same moment
                 if time.monotonic() >= end:
                     raise
+
+    async def _map(self):
+        """Maps the owner's memory, and shows it some of our own, where that is possible."""
+        worker, peer = self._endpoint.worker, self._peer()
+        self._memory = None
+        # All of the owner's memory would be copied if it could not be mapped.
+        if await self._endpoint.map(peer, "kv/page", MAP_SEC):
+            self._memory = await self._endpoint.map(peer, "kv/memory", MAP_SEC)
+        if self._stage is None and self._memory is not None:
+            tensor = empty((STAGE_BYTES,), "U8", shared=True)
+            worker.publish("kv/stage", tensor)
+            self._stage, self._stage_room = memoryview(tensor), Room(STAGE_BYTES)
 
     def _has_met(self):
         meeting = self._meeting
@@ -528,38 +649,82 @@ class Client:
 
     async def _set(self, keys, blocks):
         await self._known()
-        worker, number = self._endpoint.worker, self._take_number()
-        # Few names, because each side of a connection remembers those that it has met.
-        slot = min(set(range(len(self._slots) + 1)) - self._slots)
-        self._slots.add(slot)
+        sizes = [block.nbytes for block in blocks]
+        place = self._stage_room.take(sum(sizes)) if self._memory is not None else None
+        taken = "no place"
+        if place is not None:
+            try:
+                taken = await self._set_staged(keys, blocks, sizes, place)
+            finally:
+                if sum(sizes):
+                    self._stage_room.give_back(place, sum(sizes))
+        return await self._set_shown(keys, blocks, sizes) if taken == "no place" else taken
+
+    async def _set_staged(self, keys, blocks, sizes, place):
+        """Copies the blocks to memory that the owner maps."""
+        places = []
+        for block in blocks:
+            places.append(place)
+            _copy(self._stage[place:place + block.nbytes], block)
+            place += block.nbytes
+        return await self._ask_to_keep({"do": "set", "keys": keys, "sizes": sizes, "places": places})
+
+    async def _set_shown(self, keys, blocks, sizes):
+        """Shows the blocks to the owner, which receives them."""
+        worker, number, slot = self._endpoint.worker, self._take_number(), self._slots.take()
         names = [_up(slot, index) for index in range(len(keys))]
         try:
             for name, block in zip(names, blocks):
                 worker.publish(name, block, number)
-            sizes = [block.nbytes for block in blocks]
-            taken = await self._ask({"do": "set", "keys": keys, "sizes": sizes, "slot": slot}, number)
-            if any(taken):
-                await self._say({"do": "keep", "keys": [], "of": number}, self._take_number())
-            return taken
+            return await self._ask_to_keep({"do": "set", "keys": keys, "sizes": sizes, "slot": slot}, number)
         finally:
-            self._slots.discard(slot)
+            self._slots.give_back(slot)
             for name in names:
                 try:
                     worker.withdraw(name)
                 except NotFound:  # it was not published, or a peer has removed it
                     pass
 
+    async def _ask_to_keep(self, request, number=None):
+        number = number or self._take_number()
+        taken = await self._ask(request, number)
+        if True in taken:
+            await self._say({"do": "keep", "keys": [], "of": number}, self._take_number())
+        return taken
+
     async def _get(self, keys, into):
         await self._known()
-        number = self._take_number()
-        found = await self._ask({"do": "get", "keys": keys}, number)
+        number, slot = self._take_number(), self._slots.take()
+        try:
+            return await (self._get_mapped(keys, into, number, self._memory) if self._memory is not None else
+                          self._get_shown(keys, into, number, slot))
+        finally:
+            self._slots.give_back(slot)
+            self._gets_done.append(number)  # the next request says it
+
+    async def _get_mapped(self, keys, into, number, memory):
+        """Copies the blocks from the owner's memory."""
+        asked = time.monotonic()
+        found = [place and place[1] == one.nbytes and place for place, one in
+                 zip(await self._ask({"do": "get", "keys": keys}, number), into)]
+        for place, one in zip(found, into):
+            if place:
+                _copy(one, memory[place[0]:place[0] + place[1]])
+        # The owner leaves them there for so long, counted from when it was asked or later.
+        if time.monotonic() - asked >= LEASE_SEC:
+            raise DeadlineExceeded(f"what {self._owner} has was copied too late")
+        return [bool(place) for place in found]
+
+    async def _get_shown(self, keys, into, number, slot):
+        """Receives the blocks, which the owner shows for this call."""
+        places = await self._ask({"do": "get", "keys": keys, "slot": slot}, number)
+        found = [bool(place) and place[1] == one.nbytes for place, one in zip(places, into)]
         there = [index for index, is_there in enumerate(found) if is_there]
         if there:
             peer = self._peer()
-            got = await self._endpoint.receive_all(peer, [_block(keys[index]) for index in there],
-                                                   [into[index] for index in there], self._timeout)
+            got = await self._endpoint.receive_all(peer, [_down(self._name, slot, index) for index in there],
+                                                   [into[index] for index in there], self._timeout, number)
             self._endpoint.note(peer, got)
-        self._gets_done.append(number)  # the next request says it
         return found
 
 

@@ -4,13 +4,16 @@
 import asyncio
 import json
 import os
+import random
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 
 from python_support import PACKAGES, PATIENCE, SANITIZE, start_script, tensorlane, wait_until
 
@@ -30,7 +33,7 @@ def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 threading.Thread(target=stop).start()
 with tensorlane.Worker({{"log": {{"level": "error"}}}}, address="127.0.0.1:0") as worker:
-    worker.recv_wait(worker.add_peer("{address}"), "kv/block/k", into=into)
+    worker.recv_wait(worker.add_peer("{address}"), "shown", into=into)
 print(set(into[::4096]), flush=True)
 """
 
@@ -40,7 +43,7 @@ def block(number, size=BLOCK):
 
 
 class Owned(unittest.TestCase):
-    limit, ttl = "16MiB", 0
+    limit, ttl, options = "16MiB", 0, ()
 
     def setUp(self):
         self.start()
@@ -49,7 +52,7 @@ class Owned(unittest.TestCase):
     def start(self, address="127.0.0.1:0"):
         self.owner = subprocess.Popen(
             [sys.executable, "-m", "tensorlane.kv", "--address", address, "--limit", self.limit, "--ttl",
-             str(self.ttl)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+             str(self.ttl), *self.options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env={**os.environ, "PYTHONPATH": str(PACKAGES)})
         self.addCleanup(self.end, self.owner)
         self.address = self.owner.stdout.readline().split()[-1]
@@ -96,6 +99,17 @@ class Blocks(Owned):
         self.assertEqual(self.cache.set(keys, [block(i) for i in range(len(keys))]), [True] * len(keys))
         self.assertEqual(self.get(keys), [block(i) for i in range(len(keys))])
 
+    def test_more_than_the_memory_for_what_is_set(self):
+        size = kv.STAGE_BYTES // 8 - 1
+        with unittest.mock.patch.object(kv, "STAGE_BYTES", 2 * BLOCK):
+            client = self.client()
+            keys = ["a", "b", "c"]
+            self.assertEqual(client.set(keys[:2], [block(1), block(2)]), [True] * 2)
+            self.assertEqual(client.set(keys, [block(4), block(5), block(6)]), [True] * 3)
+            self.assertEqual(client.set(["big"], [block(7, size)]), [True])
+        self.assertEqual(self.get(keys), [block(4), block(5), block(6)])
+        self.assertEqual(self.get(["big"], size=size), [block(7, size)])
+
     def test_many_threads(self):
         wrong = []
 
@@ -120,7 +134,7 @@ class Limits(Owned):
         for first in range(0, 64, 8):
             self.assertEqual(self.set(first, 8), [True] * 8)
             described = self.cache.describe()
-            self.assertLessEqual(described["used_bytes"] + described["spare_bytes"], 1 << 20)
+            self.assertLessEqual(described["used_bytes"], 1 << 20)
         self.assertEqual(self.cache.exists([f"k{number}" for number in range(64)]), [False] * 48 + [True] * 16)
         self.assertEqual(described["evicted"], 48)
         self.assertEqual(self.get(["k63", "k0"]), [block(63), None])
@@ -131,59 +145,112 @@ class Limits(Owned):
         self.set(16, 15)
         self.assertEqual(self.cache.exists(["k0", "k1", "k30"]), [True, False, True])
 
+    def add(self, blocks, key, size=1000):
+        block = blocks.reserve(size)
+        self.assertIsNotNone(block)
+        blocks.add(key, block)
+        return block
+
+    def has(self, blocks, keys, lease=None):
+        return [block is not None for block in blocks.find(keys, lease)]
+
     def test_what_is_being_received_stays(self):
         blocks = kv.Blocks(self.worker(), 2000, 0)
         for key in "ab":
-            self.assertTrue(blocks.reserve(1000))
-            blocks.add(key, tensorlane.empty((1000,), "U8"))
-        self.assertEqual(blocks.find(["a"], lease=1), [True])
+            self.add(blocks, key)
+        self.assertEqual(self.has(blocks, ["a"], lease=1), [True])
         blocks.find(["b"])
-        self.assertTrue(blocks.reserve(1000))  # of b, which was used later, but is not leased
-        blocks.add("c", tensorlane.empty((1000,), "U8"))
-        self.assertEqual(blocks.find(["a", "b", "c"]), [True, False, True])
-        self.assertEqual(blocks.find(["a", "c"], lease=2), [True, True])
-        self.assertFalse(blocks.reserve(1000))
+        self.add(blocks, "c")  # in place of b, which was used later, but is not leased
+        self.assertEqual(self.has(blocks, ["a", "b", "c"]), [True, False, True])
+        self.assertEqual(self.has(blocks, ["a", "c"], lease=2), [True, True])
+        self.assertIsNone(blocks.reserve(1000))
         blocks.release(1)
-        self.assertFalse(blocks.reserve(1000))
+        self.assertIsNone(blocks.reserve(1000))
         blocks.release(2)
-        self.assertTrue(blocks.reserve(1000))
+        self.assertIsNotNone(blocks.reserve(1000))
 
     def test_what_ends_while_it_is_being_received_stays_until_it_has_come(self):
-        worker = self.worker()
-        blocks = kv.Blocks(worker, 2000, 0.001)
-        for key in "ab":
-            self.assertTrue(blocks.reserve(1000))
-            blocks.add(key, tensorlane.empty((1000,), "U8"))
-        self.assertEqual(blocks.find(["a", "b"], lease=1), [True, True])
+        blocks = kv.Blocks(self.worker(), 2000, 0.001)
+        first = self.add(blocks, "a")
+        second = self.add(blocks, "b")
+        self.assertEqual(self.has(blocks, ["a", "b"], lease=1), [True, True])
         self.assertTrue(blocks.remove("a"))
         time.sleep(0.002)
         blocks.end_old()
-        self.assertEqual(blocks.find(["a", "b"]), [False, False])
+        self.assertEqual(self.has(blocks, ["a", "b"]), [False, False])
         self.assertFalse(blocks.remove("a"))
-        self.assertEqual((worker.counters()["published_tensors"], blocks.used_bytes), (2, 2000))
+        self.assertEqual(blocks.used_bytes, 2000)
+        self.assertIsNone(blocks.reserve(1000))
+        self.assertEqual((first.view.nbytes, second.view.nbytes), (1000, 1000))
         blocks.release(1)
-        self.assertEqual((worker.counters()["published_tensors"], blocks.used_bytes), (0, 0))
+        self.assertEqual(blocks.used_bytes, 0)
         self.assertEqual(blocks.counts["expired"], 1)
+
+    def test_what_is_replaced_while_it_is_being_received_stays_until_it_has_come(self):
+        blocks = kv.Blocks(self.worker(), 3000, 0)
+        first = self.add(blocks, "a")
+        self.assertEqual(blocks.find(["a"], lease=1), [first])
+        second = self.add(blocks, "a")
+        self.assertEqual(blocks.find(["a"], lease=2), [second])
+        self.assertEqual(blocks.used_bytes, 2000)
+        blocks.release(1)
+        self.assertEqual(blocks.used_bytes, 1000)
+        blocks.release(2)
+        self.assertEqual(blocks.find(["a"]), [second])
+
+    def test_leases_end(self):
+        blocks = kv.Blocks(self.worker(), 1000, 0)
+        self.add(blocks, "a")
+        blocks.find(["a"], lease=1)
+        with unittest.mock.patch.object(time, "monotonic", lambda now=time.monotonic(): now + kv.LEASE_SEC + 1):
+            blocks.end_old()
+        self.assertIsNotNone(blocks.reserve(1000))
+
+    def test_what_is_shown_is_shown_until_the_last_lease_of_it_ends(self):
+        worker = self.worker()
+        blocks = kv.Blocks(worker, 1000, 0)
+        block, published = self.add(blocks, "a"), worker.counters()["published_tensors"]
+        for lease in (1, 2):
+            blocks.find(["a"], lease)
+            blocks.show(lease, "shown", block, lease)
+        for lease, count in ((1, 1), (2, 0)):
+            blocks.release(lease)
+            self.assertEqual(worker.counters()["published_tensors"] - published, count)
 
     def test_memory_is_not_used_again_while_a_slow_reader_has_it(self):
         owner = self.worker()
-        blocks, values = kv.Blocks(owner, 4 * SLOW, 0), iter(range(1, 10))
-
-        def replace():
-            self.assertTrue(blocks.reserve(SLOW))
-            tensor = blocks.memory(SLOW)
-            memoryview(tensor)[:] = block(next(values), SLOW)
-            blocks.add("k", tensor)
-
-        replace()
+        blocks = kv.Blocks(owner, SLOW, 0)
+        self.add(blocks, "k", SLOW).view[:] = block(1, SLOW)
+        blocks.show(1, "shown", blocks.find(["k"], lease=1)[0], 0)
         reader = start_script(SLOW_READER.format(address=owner.address, size=SLOW), "")
         self.addCleanup(self.end, reader)
         self.addCleanup(reader.stderr.close)
         os.waitpid(reader.pid, os.WUNTRACED)
-        replace()
-        replace()
+        blocks.release(1)
+        self.assertIsNone(blocks.reserve(SLOW))
         reader.send_signal(signal.SIGCONT)
         self.assertEqual(reader.stdout.readline(), "{1}\n")
+        wait_until(lambda: blocks.reserve(SLOW), "it is given back")
+
+    def test_parts_of_memory_are_joined(self):
+        room, taken = kv.Room(1000), {}
+        random.seed(1)
+        for _ in range(5000):
+            size = random.choice((0, 1, 7, 100, 250))
+            begin = room.take(size)
+            if begin is None or random.random() < 0.3:
+                if begin is not None:
+                    room.give_back(begin, size)
+                for begin, size in [taken.popitem() for _ in range(len(taken) // 2)]:
+                    room.give_back(begin, size)
+            elif size:
+                self.assertTrue(begin >= 0 and begin + size <= 1000)
+                self.assertFalse(any(begin < other + length and other < begin + size
+                                     for other, length in taken.items()))
+                taken[begin] = size
+        for begin, size in taken.items():
+            room.give_back(begin, size)
+        self.assertEqual((room.take(1001), room.take(1000), room.take(1)), (None, 0, None))
 
     def test_clients_do_not_evict_each_other(self):
         async def take_in():
@@ -193,12 +260,13 @@ class Limits(Owned):
                                            "incarnation": 0}).encode())
             clients = list(owner._clients.values())
             self.assertEqual(len(clients), kv.MAX_CLIENTS)
-            self.assertLessEqual({peer.number for peer, _ in clients}, {peer.id for peer in owner.worker.peers()})
+            numbers = {client.peer.number for client in clients}
+            self.assertLessEqual(numbers, {peer.id for peer in owner.worker.peers()})
             owner._endpoint.peer("127.0.0.1:1000")
-            self.assertLessEqual({peer.number for peer, _ in clients}, {peer.id for peer in owner.worker.peers()})
-            for _, task in clients:
-                task.cancel()
-            await asyncio.wait([task for _, task in clients])
+            self.assertLessEqual(numbers, {peer.id for peer in owner.worker.peers()})
+            for client in clients:
+                client.task.cancel()
+            await asyncio.wait([client.task for client in clients])
             owner.worker.close()
 
         with self.assertLogs("tensorlane.kv", "WARNING"):
@@ -218,7 +286,6 @@ class Limits(Owned):
             self.assertEqual(self.set(0, 8), [True] * 8)
         described = self.cache.describe()
         self.assertEqual((described["blocks"], described["used_bytes"]), (8, 8 * BLOCK))
-        self.assertLessEqual(described["spare_bytes"], 8 * BLOCK)
 
 
 class Times(Owned):
@@ -397,15 +464,32 @@ class Strangers(Owned):
         wait_until(lambda: self.cache.exists(["a"]) == [True], "it is there")
         self.assertEqual(self.get(["a"]), [block(5)])
 
-    def test_blocks_that_a_peer_removes(self):
+    def test_what_a_peer_removes(self):
         self.set(0, 4)
-        # The owner answers in turn, so that it has read by then that the client confirms its blocks.
-        self.assertEqual(self.cache.exists(["k3"]), [True])
-        self.assertEqual(self.stranger.worker.remove_wait(self.stranger.peer, "kv/block/*"), 4)
-        self.assertEqual(self.cache.remove(["k0", "none"]), [True, False])
-        self.assertEqual(self.set(1, 3), [True] * 3)
-        self.assertEqual(self.get(["k1", "k2"]), [block(1), block(2)])
-        self.assertEqual(self.cache.describe()["used_bytes"], 3 * BLOCK)
+        self.assertEqual(self.stranger.worker.remove_wait(self.stranger.peer, "kv/page"), 1)
+        self.assertEqual(self.stranger.worker.remove_wait(self.stranger.peer, "kv/memory"), 1)
+        other = self.client()
+        self.assertEqual(self.get(["k1", "none"], other), [block(1), None])  # it cannot map the memory
+        self.stranger.worker.remove_wait(self.stranger.peer, "kv/down/*")
+        self.assertEqual(self.get(["k2"], other), [block(2)])
+        self.assertEqual(other.set(["k1"], [block(7)]), [True])
+        self.assertEqual(self.get(["k1", "k3"]), [block(7), block(3)])
+
+
+class WithoutMapping(Blocks):
+    """Where the memory of the other process cannot be mapped, blocks are received."""
+
+    def start(self, address="127.0.0.1:0"):
+        settings = tempfile.NamedTemporaryFile("w", suffix=".json")
+        self.addCleanup(settings.close)
+        json.dump({"local": {"map": "off"}}, settings)
+        settings.flush()
+        self.options = ["--settings", settings.name]
+        super().start(address)
+
+    def test_it_is_so(self):
+        self.set(0, 1)
+        self.assertIsNone(self.cache._memory)
 
 
 @unittest.skipIf(SANITIZE, "AddressSanitizer keeps memory that was freed")
