@@ -2,17 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's and vLLM's own factories load the classes of tensorlane that store their blocks, which then move blocks in
 host memory. Their schedulers and caches need a model on a GPU, and are not run."""
-import os
-import pathlib
-import subprocess
-import sys
+import signal
 import time
 import unittest
 
-PACKAGE = str(pathlib.Path(os.environ["TENSORLANE_BUILD"], "lib/python"))
-sys.path.insert(0, PACKAGE)
+from engines_support import PATIENCE, packages, start_owner
 
-try:
+with packages():
     import numpy
     import torch
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
@@ -20,22 +16,11 @@ try:
     from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
     from vllm.v1.kv_offload.tiering.base import TransferJob
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
-except ImportError as missing:
-    print(f"a package of PyPI is not there: {missing}")
-    sys.exit(77)
-
-PATIENCE = 120
 
 
 class Owned(unittest.TestCase):
     def setUp(self):
-        self.owner = subprocess.Popen(
-            [sys.executable, "-m", "tensorlane.kv", "--address", "127.0.0.1:0", "--limit", "64MiB"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
-        self.addCleanup(self.owner.stdout.close)
-        self.addCleanup(self.owner.wait)
-        self.addCleanup(self.owner.kill)
-        self.address = self.owner.stdout.readline().split()[-1]
+        self.owner, self.address = start_owner(self)
 
 
 class SGLang(Owned):
@@ -117,9 +102,13 @@ class VLLM(Owned):
     def test_an_owner_that_dies(self):
         self.tier.submit_store(self.job(1, self.keys, range(16), False))
         self.assertTrue(self.finish().success)
-        self.owner.kill()
+        self.owner.send_signal(signal.SIGSTOP)
         self.tier.submit_load(self.job(2, self.keys, range(16), True))
-        self.assertEqual(self.finish().successful_keys, [])
+        self.tier.submit_store(self.job(3, self.keys, range(16), False))
+        self.owner.kill()
+        self.tier.drain_jobs()
+        results = {result.job_id: result for result in self.tier.get_finished_jobs()}
+        self.assertEqual((results[2].successful_keys, results[3].success), ([], False))
         self.assertIs(self.look_up(self.keys[0]), LookupResult.MISS)
 
 

@@ -3,26 +3,22 @@
 """LMCache's own factory loads the client of tensorlane.kv from its configuration, and LMCache's adapter drives it with
 its own keys and memory objects: stores, look-ups, loads, deletions, and an owner that dies."""
 import os
-import pathlib
 import select
+import signal
 import subprocess
 import sys
+import threading
 import unittest
 
-PACKAGE = str(pathlib.Path(os.environ["TENSORLANE_BUILD"], "lib/python"))
-sys.path.insert(0, PACKAGE)
+from engines_support import PATIENCE, packages, start_owner
 
-try:
+with packages():
     import torch
     from lmcache.v1.distributed.api import ObjectKey
     from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_registry
     from lmcache.v1.distributed.l2_adapters.native_plugin_l2_adapter import NativePluginL2AdapterConfig
     from lmcache.v1.memory_management import MemoryObjMetadata, TensorMemoryObj
-except ImportError as missing:
-    print(f"a package of PyPI is not there: {missing}")
-    sys.exit(77)
 
-PATIENCE = 120
 BLOCK = 256 << 10
 COUNT = 64
 
@@ -43,13 +39,7 @@ class LMCache(unittest.TestCase):
         self.adapter = self.make_adapter()
 
     def start(self, address):
-        self.owner = subprocess.Popen(
-            [sys.executable, "-m", "tensorlane.kv", "--address", address, "--limit", "64MiB"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
-        self.addCleanup(self.owner.stdout.close)
-        self.addCleanup(self.owner.wait)
-        self.addCleanup(self.owner.kill)
-        self.address = self.owner.stdout.readline().split()[-1]
+        self.owner, self.address = start_owner(self, address)
 
     def make_adapter(self):
         config = NativePluginL2AdapterConfig.from_dict({
@@ -112,6 +102,51 @@ class LMCache(unittest.TestCase):
                 break
             select.select([], [], [], 1)
         self.assertEqual(self.load([3]), [3])
+
+
+    def test_an_owner_that_dies_in_the_middle(self):
+        self.assertTrue(self.store(range(COUNT)).is_successful())
+        for call in (self.load, self.store):
+            self.owner.send_signal(signal.SIGSTOP)
+            killer = threading.Timer(0.5, self.owner.kill)
+            killer.start()
+            self.addCleanup(killer.join)
+            result = call(range(COUNT))
+            self.assertEqual(result if call == self.load else result.is_successful(),
+                             [None] * COUNT if call == self.load else False)
+            self.owner.wait()
+            self.start(self.address)
+            for _ in range(PATIENCE):
+                if self.store(range(COUNT)).is_successful():
+                    break
+                select.select([], [], [], 1)
+        self.assertEqual(self.load(range(COUNT)), list(range(COUNT)))
+
+    def test_clients_that_die_in_the_middle(self):
+        self.assertTrue(self.store(range(COUNT)).is_successful())
+        script = f"""if True:
+            import sys
+            sys.path.insert(0, {os.path.dirname(__file__)!r})
+            import lmcache_test as test
+            case = test.LMCache("make_adapter")
+            case.address = {self.address!r}
+            case.adapter = case.make_adapter()
+            while True:
+                case.CALL
+                print("done", flush=True)
+        """
+        for call in ("load(range(test.COUNT))", "store(range(1000, 1000 + test.COUNT))"):
+            client = subprocess.Popen([sys.executable, "-c", script.replace("CALL", call)], stdout=subprocess.PIPE,
+                                      stderr=subprocess.DEVNULL, text=True)
+            self.addCleanup(client.stdout.close)
+            self.addCleanup(client.wait)
+            self.addCleanup(client.kill)
+            while client.stdout.readline() != "done\n":
+                self.assertIsNone(client.poll())
+            client.kill()
+            client.wait()
+            self.assertEqual(self.load(range(COUNT)), list(range(COUNT)))
+            self.assertTrue(self.store(range(COUNT)).is_successful())
 
 
 if __name__ == "__main__":

@@ -12,33 +12,26 @@ import os
 import pathlib
 import re
 import signal
-import sys
 import time
 import unittest
+
+from engines_support import PATIENCE, packages
 
 # Transfers fail after this time, which Ray's processes read from the environment.
 FETCH_SEC = 20
 os.environ["RAY_rdt_fetch_fail_timeout_milliseconds"] = str(FETCH_SEC * 1000)
-os.environ["RAY_AUTH_MODE"] = "disabled"
 # Ray's processes keep no records of tasks, which grow with each call.
 os.environ["RAY_task_events_report_interval_ms"] = "0"
-PACKAGE = str(pathlib.Path(os.environ["TENSORLANE_BUILD"], "lib/python"))
-os.environ["PYTHONPATH"] = f"{PACKAGE}:{os.environ.get('PYTHONPATH', '')}"
-sys.path.insert(0, PACKAGE)
 
-try:
+with packages():
     import numpy
     import ray
     import torch
-except ImportError as missing:
-    print(f"a package of PyPI is not there: {missing}")
-    sys.exit(77)
 
 import tensorlane.ray
 
 tensorlane.ray.register(numpy.ndarray)
 tensorlane.ray.register(torch.Tensor, "TENSORLANE_TORCH")
-PATIENCE = 120
 OBJECTS = 10000
 
 

@@ -4,18 +4,13 @@
 a real Ray, on the CPU. What needs a GPU or a model is not run: verl's trainers and rollout servers."""
 import asyncio
 import os
-import pathlib
 import signal
-import sys
 import time
 import unittest
 
-os.environ["RAY_AUTH_MODE"] = "disabled"
-PACKAGE = str(pathlib.Path(os.environ["TENSORLANE_BUILD"], "lib/python"))
-os.environ["PYTHONPATH"] = f"{PACKAGE}:{os.environ.get('PYTHONPATH', '')}"
-sys.path.insert(0, PACKAGE)
+from engines_support import PATIENCE, packages
 
-try:
+with packages():
     import ray
     import torch
     from verl.checkpoint_engine.base import CheckpointEngineManager, CheckpointEngineRegistry
@@ -24,13 +19,10 @@ try:
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from verl.utils.import_utils import import_external_libs
     from verl.workers.config import CheckpointEngineConfig
-except ImportError as missing:
-    print(f"a package of PyPI is not there: {missing}")
-    sys.exit(77)
 
-PATIENCE = 120
 BUCKET = 1 << 20
 TIMEOUT = 20
+MIDDLE = 8
 
 
 def weights_of(step):
@@ -63,11 +55,25 @@ class Process(Worker):
         asyncio.run(self.engine.send_weights(weights_of(step), global_steps=step))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    def receive(self, step):
+    def send_and_die(self, step):
+        """Ends when several buckets are published, and not the last."""
+        def weights():
+            for number, weight in enumerate(weights_of(step)):
+                if number == MIDDLE:
+                    time.sleep(1)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield weight
+        asyncio.run(self.engine.send_weights(weights(), global_steps=step))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def receive(self, step, last=None):
+        """last: the process ends when so many weights have come."""
         async def sums():
             got = {}
             async for name, tensor in self.engine.receive_weights(global_steps=step):
                 got.update(sums_of([(name, tensor)]))
+                if len(got) == last:
+                    os.kill(os.getpid(), signal.SIGKILL)
             return got
         return asyncio.run(sums())
 
@@ -149,6 +155,26 @@ class Engine(unittest.TestCase):
         with self.assertRaises(ray.exceptions.RayTaskError) as caught:
             self.get(began)
         self.assertRegex(str(caught.exception), r"[\d.]+:\d+ is gone")
+        self.connect(others, rollouts)
+        self.assertEqual(self.get(others.send(2) + rollouts.receive(2))[1], sums_of(weights_of(2)))
+
+    def test_a_worker_that_dies_in_the_middle_leaves_the_others(self):
+        trainers, rollouts, others = self.group(1), self.group(1), self.group(1)
+        self.connect(trainers, rollouts)
+        self.get(trainers.send(1))
+        with self.assertRaises(ray.exceptions.RayError):
+            self.get(rollouts.receive(1, MIDDLE))
+        self.connect(trainers, others)
+        self.assertEqual(self.get(trainers.send(2) + others.receive(2))[1], sums_of(weights_of(2)))
+
+    def test_a_trainer_that_dies_in_the_middle_ends_the_receive(self):
+        trainers, rollouts, others = self.group(1), self.group(1), self.group(1)
+        self.connect(trainers, rollouts)
+        sent, received = trainers.send_and_die(1), rollouts.receive(1)
+        with self.assertRaises(ray.exceptions.RayError):
+            self.get(sent)
+        with self.assertRaisesRegex(ray.exceptions.RayTaskError, r"[\d.]+:\d+ is gone"):
+            self.get(received)
         self.connect(others, rollouts)
         self.assertEqual(self.get(others.send(2) + rollouts.receive(2))[1], sums_of(weights_of(2)))
 
