@@ -330,6 +330,12 @@ class Failures(Owned):
         self.owner.send_signal(signal.SIGCONT)
         wait_until(lambda: hasty.exists(["a"]) == [True], "the owner is asked again")
 
+    def test_what_is_copied_too_late_is_not_there(self):
+        self.set(0, 1)
+        self.assertEqual(self.get(["k0"]), [block(0)])
+        with unittest.mock.patch.object(kv, "LEASE_SEC", 0), self.assertLogs("tensorlane.kv", "WARNING"):
+            self.assertEqual(self.get(["k0"]), [None])
+
     def test_an_owner_that_is_not_there(self):
         self.end_owner()
         client = self.client(timeout=2)

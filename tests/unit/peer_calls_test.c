@@ -317,7 +317,13 @@ int main(void)
     tcase_add_test(tcase, a_peer_without_a_link_is_wanted);
     tcase_add_loop_test(tcase, calls_fail_with_the_link_that_cannot_be_opened, 0, 2);
     tcase_add_test(tcase, a_link_that_was_up_is_opened_again);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("a_put_awaits_the_link_of_its_data");
+    tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_loop_test(tcase, a_put_awaits_the_link_of_its_data, 0, 2);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("calls_go_over_the_other_link");
+    tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, calls_go_over_the_other_link);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("calls_fail_where_links_are_refused");
