@@ -96,16 +96,17 @@ static PyObject *queue_fileno(PyObject *self, PyObject *unused)
     return PyLong_FromLong(tl_cq_fd(queue_of(self)->queue->cq));
 }
 
-/* Appends (token, value, error, is_over) to the list, and frees the result. */
+/* Appends (token, value, error, is_over) to a list or deque, and frees the result. */
 static int append(PyObject *list, struct py_result *result)
 {
     PyObject *entry =
         Py_BuildValue("(OOOO)", result->op->token, result->value != NULL ? result->value : Py_None,
                       result->error != NULL ? result->error : Py_None, result->is_over ? Py_True : Py_False);
     py_result_free(result);
-    int failed = entry == NULL || PyList_Append(list, entry) != 0;
+    PyObject *appended = entry != NULL ? PyObject_CallMethod(list, "append", "(O)", entry) : NULL;
     Py_XDECREF(entry);
-    return failed ? -1 : 0;
+    Py_XDECREF(appended);
+    return appended != NULL ? 0 : -1;
 }
 
 #define CAPACITY 64
@@ -119,20 +120,18 @@ static void append_all(PyObject *self, PyObject *list, struct tl_completion *com
             PyErr_WriteUnraisable(self);
 }
 
-static PyObject *queue_drain(PyObject *self, PyObject *unused)
+static PyObject *queue_drain(PyObject *self, PyObject *list)
 {
-    (void)unused;
     struct queue_object *of = queue_of(self);
     struct tl_completion completions[CAPACITY];
-    PyObject *list = PyList_New(0);
-    if (list == NULL || py_module_is_forked(of->core->module)) return list;
+    if (py_module_is_forked(of->core->module)) Py_RETURN_NONE;
     size_t count;
     do { /* once more when the worker is closed, since nothing waits for the descriptor any more */
         count = tl_cq_poll(of->queue->cq, completions, CAPACITY);
         append_all(self, list, completions, count);
     } while (count > 0 && of->core->worker == NULL);
     py_releases_run(of->core->module->releases);
-    return list;
+    Py_RETURN_NONE;
 }
 
 /* It returns soon, so that what calls it can look whether there is still something to wait for. Results are in the list
@@ -156,10 +155,10 @@ static PyObject *queue_wait(PyObject *self, PyObject *list)
 
 static PyMethodDef methods[] = {
     {"fileno", queue_fileno, METH_NOARGS, "Returns a descriptor that is readable while results are there."},
-    {"drain", queue_drain, METH_NOARGS,
-     "Returns results that are there, of 64 completions at most, or of all when the worker is closed: (token, value, "
-     "error, is_over) for each."},
-    {"wait", queue_wait, METH_O, "Waits for results for 50 ms at most, and appends them to a list."},
+    {"drain", queue_drain, METH_O,
+     "Appends results that are there to a list or deque, of 64 completions at most, or of all when the worker is "
+     "closed: (token, value, error, is_over) for each."},
+    {"wait", queue_wait, METH_O, "Waits for results for 50 ms at most, and appends them to a list or deque."},
     {NULL, NULL, 0, NULL},
 };
 

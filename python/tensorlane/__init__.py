@@ -10,6 +10,7 @@ help(tensorlane.Worker) has the manual, and docs/python.md begins with tasks.
 import asyncio
 import atexit
 import collections
+import itertools
 import json
 import os
 import threading
@@ -74,10 +75,11 @@ class _Stream:
         self.is_over = False
         self.waiter = None
 
-    def deliver(self, value, error, is_over):
-        self.results.append((value, error))
-        self.is_over = is_over
+    def take_from(self, arrived):
+        """What waits is woken first, as it runs later. No signal is handled within the statement that moves a result,
+        which is in C: neither is it lost, nor is it delivered twice."""
         self.wake()
+        self.results.extend(itertools.islice(iter(arrived.popleft, None), 1))
 
     def wake(self):
         if self.waiter is not None and not self.waiter.done():
@@ -126,7 +128,8 @@ class Subscription(_Subscription):
                 stream.waiter = None
         if self._is_closed or not stream.results:
             raise StopAsyncIteration
-        value, error = stream.results.popleft()
+        _, value, error, stream.is_over = stream.results[0]
+        del stream.results[0]
         if error is not None:
             raise error
         return value
@@ -180,24 +183,40 @@ class BlockingSubscription(_Subscription):
         self.close()
 
 
-def _drain(queue):
-    """Hands over what has completed. An event loop calls it when the queue's descriptor is readable."""
-    for token, value, error, is_over in queue.drain():
-        if token is None:
-            continue
+class _Inbox:
+    """What completes in an event loop, and hands it over when the queue's descriptor is readable. A signal may raise an
+    exception in each statement, so that results stay in `arrived` until they have been handed over."""
+
+    def __init__(self, loop, queue):
+        self.loop = loop
+        self.queue = queue
+        self.arrived = collections.deque()  # (token, value, error, is_over) for each
+
+    def drain(self):
+        try:
+            self.queue.drain(self.arrived)
+            while self.arrived:
+                self.hand_over(*self.arrived[0][:3])
+        except BaseException:
+            self.loop.call_soon(self.drain)
+            raise
+
+    def hand_over(self, token, value, error):
         if isinstance(token, _Stream):
-            token.deliver(value, error, is_over)
-        elif token.done():
-            continue
-        elif error is not None:
-            token.set_exception(error)
-        else:
-            token.set_result(value)
+            token.take_from(self.arrived)
+            return
+        if token is not None and not token.done():
+            if error is not None:
+                token.set_exception(error)
+            else:
+                token.set_result(value)
+        self.arrived.popleft()
 
-
-def _unwatch(loop, queue):
-    loop.remove_reader(queue.fileno())
-    _drain(queue)
+    def close(self):
+        try:
+            self.drain()
+        finally:
+            self.loop.remove_reader(self.queue.fileno())
 
 
 _open_workers = weakref.WeakSet()
@@ -217,7 +236,7 @@ class Worker(_tensorlane.Worker):
             raise ValueError(f"progress is \"thread\" or \"caller\", not {progress!r}")
         is_text = isinstance(config, dict)
         path = None if config is None or is_text else os.fspath(config)
-        self._queues = {}
+        self._inboxes = {}
         self._state_keys = {}
         self._progress = progress
         self._open(path, json.dumps(config) if is_text else None, job, task, client, address,
@@ -230,13 +249,13 @@ class Worker(_tensorlane.Worker):
         if not self._close(timeout):  # another thread closes it, and ends what is awaited
             return
         _open_workers.discard(self)
-        queues, self._queues = self._queues, {}
-        for loop, queue in queues.items():
+        inboxes, self._inboxes = self._inboxes, {}
+        for loop, inbox in inboxes.items():
             if loop is _running_loop():
-                _unwatch(loop, queue)
+                inbox.close()
                 continue
             try:
-                loop.call_soon_threadsafe(_unwatch, loop, queue)
+                loop.call_soon_threadsafe(inbox.close)
             except RuntimeError:  # the loop is closed, and with it what it has waited for
                 pass
 
@@ -265,15 +284,15 @@ class Worker(_tensorlane.Worker):
             raise FailedPrecondition("nothing drives this worker while an event loop waits: it was opened with "
                                      "progress=\"caller\", for calls of the form NAME_wait")
         loop = asyncio.get_running_loop()
-        queue = self._queues.get(loop)
-        if queue is None:
-            for other in list(self._queues):
+        inbox = self._inboxes.get(loop)
+        if inbox is None:
+            for other in list(self._inboxes):
                 if other.is_closed():
-                    self._queues.pop(other, None)
-            queue = self._create_queue()
-            loop.add_reader(queue.fileno(), _drain, queue)
-            self._queues[loop] = queue
-        return loop, queue
+                    self._inboxes.pop(other, None)
+            inbox = _Inbox(loop, self._create_queue())
+            loop.add_reader(inbox.queue.fileno(), inbox.drain)
+            self._inboxes[loop] = inbox
+        return loop, inbox.queue
 
     async def _result(self, future, op):
         try:

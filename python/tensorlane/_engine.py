@@ -189,7 +189,7 @@ class Receive:
         while self._result is None:
             results = []
             if timeout == 0:
-                results = self._queue.drain()
+                self._queue.drain(results)
             else:
                 self._queue.wait(results)
             self._take(results)

@@ -151,7 +151,7 @@ class Awaitables(WorkersCase):
         for thread in threads:
             thread.join()
         self.assertEqual(results, [b"value"] * 80)
-        self.assertLessEqual(len(self.asker._queues), 5)
+        self.assertLessEqual(len(self.asker._inboxes), 5)
         wait_until(lambda: self.open_operations() == 0, "nothing is open")
 
 
@@ -219,7 +219,7 @@ class Subscriptions(WorkersCase):
                 self.assertEqual((await subscription.__anext__()).step, 1)
                 self.owner.publish("others", numpy.zeros(3), step=0)
                 other = self.asker.subscribe(self.peer, "others", into=into)
-                queue = self.asker._queues[asyncio.get_running_loop()]
+                queue = self.asker._inboxes[asyncio.get_running_loop()].queue
                 self.assertTrue(select.select([queue], [], [], python_support.PATIENCE)[0])
                 self.asker.remove_peer(self.peer)
                 for error in (tensorlane.FailedPrecondition, tensorlane.Cancelled, StopAsyncIteration):

@@ -216,7 +216,7 @@ class Collected(unittest.TestCase):
         del marked
         loop.close()
         del loop
-        worker._queues.clear()
+        worker._inboxes.clear()
         gc.collect()
         self.assertIsNone(gone())
         python_support.wait_until(lambda: worker.counters()["open_operations"] == 0, "the receive was cancelled")
