@@ -199,6 +199,7 @@ static int module_exec(PyObject *self)
     if ((module->tensor_type = add_type(self, &py_tensor_spec)) == NULL) return -1;
     if ((module->worker_type = add_type(self, &py_worker_spec)) == NULL) return -1;
     if ((module->queue_type = add_type(self, &py_queue_spec)) == NULL) return -1;
+    if ((module->operation_type = add_type(self, &py_operation_spec)) == NULL) return -1;
     return PyModule_AddStringConstant(self, "__version__", tl_version());
 }
 
@@ -209,6 +210,7 @@ static int module_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(module->tensor_type);
     Py_VISIT(module->worker_type);
     Py_VISIT(module->queue_type);
+    Py_VISIT(module->operation_type);
     Py_VISIT(module->errors);
     return 0;
 }
@@ -220,6 +222,7 @@ static int module_clear(PyObject *self)
     Py_CLEAR(module->tensor_type);
     Py_CLEAR(module->worker_type);
     Py_CLEAR(module->queue_type);
+    Py_CLEAR(module->operation_type);
     Py_CLEAR(module->errors);
     return 0;
 }

@@ -2,9 +2,10 @@
 /*
  * The parts of the extension _tensorlane: what a module has, and what its files share.
  *
- * Objects: a Tensor (tensor.c), a Worker (worker.c) and a Queue (queue.c), from which an event loop takes what has
- * completed. All of them are used with Python's lock held. They find the module's state in themselves, so that they
- * work as long as they live, whatever has become of the module.
+ * Objects: a Tensor (tensor.c), a Worker (worker.c), a Queue (queue.c), from which an event loop takes what has
+ * completed, and an Operation (handle.c), which cancels what nothing waits for any more. All of them are used with
+ * Python's lock held. They find the module's state in themselves, so that they work as long as they live, whatever has
+ * become of the module.
  */
 #ifndef PYTHON_MODULE_H
 #define PYTHON_MODULE_H
@@ -22,6 +23,7 @@ struct py_module {
     PyObject *tensor_type;
     PyObject *worker_type;
     PyObject *queue_type;
+    PyObject *operation_type;
     PyObject *errors;             /* the module tensorlane.errors */
     struct py_releases *releases; /* what the library has let go of */
     pid_t process;                /* the process that has opened a worker; 0: none has */
@@ -36,6 +38,7 @@ PyObject *py_module_of(PyTypeObject *type);
 extern PyType_Spec py_tensor_spec;
 extern PyType_Spec py_worker_spec;
 extern PyType_Spec py_queue_spec;
+extern PyType_Spec py_operation_spec;
 
 /* ------------------------------------------------------------------------------------------------------ errors -- */
 

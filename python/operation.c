@@ -31,6 +31,7 @@ struct py_op *py_op_create(struct py_queue *queue, PyObject *token, PyObject *pe
 
 void py_op_free(struct py_op *op)
 {
+    if (op->handle != NULL) *op->handle = NULL;
     *op->link = op->next;
     if (op->next != NULL) op->next->link = op->link;
     Py_XDECREF(op->token);

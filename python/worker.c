@@ -18,6 +18,11 @@ struct py_core *py_worker_core(PyObject *self)
     return py_core_check(core) ? core : NULL;
 }
 
+PyObject *py_worker_module(PyObject *self)
+{
+    return worker_of(self)->module_object;
+}
+
 const char *py_text(PyObject *object, const char *what)
 {
     Py_ssize_t len_bytes;
@@ -142,15 +147,6 @@ static PyObject *worker_create_queue(PyObject *self, PyObject *unused)
     return core != NULL ? py_queue_object(core, worker_of(self)->module_object) : NULL;
 }
 
-static PyObject *worker_cancel(PyObject *self, PyObject *args)
-{
-    uint64_t op;
-    struct py_core *core = worker_of(self)->core;
-    if (!PyArg_ParseTuple(args, "O&:_cancel", py_convert_uint64, &op)) return NULL;
-    if (core != NULL && !core->is_closing && !py_module_is_forked(core->module)) (void)!tl_cancel(core->worker, op);
-    Py_RETURN_NONE;
-}
-
 /* --------------------------------------------------------------------------------------------------- attributes -- */
 
 static PyObject *get_closed(PyObject *self, void *unused)
@@ -194,7 +190,6 @@ static PyMethodDef methods[] = {
     {"_open", worker_open, METH_VARARGS, NULL},
     {"_close", worker_close, METH_VARARGS, NULL},
     {"_create_queue", worker_create_queue, METH_NOARGS, NULL},
-    {"_cancel", worker_cancel, METH_VARARGS, NULL},
     {"publish", WITH_KEYWORDS(py_worker_publish), DOC_Worker_publish},
     {"withdraw", py_worker_withdraw, METH_O, DOC_Worker_withdraw},
     {"recv_wait", WITH_KEYWORDS(py_worker_recv_wait), DOC_Worker_recv_wait},

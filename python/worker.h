@@ -42,6 +42,7 @@ struct py_op {
     PyObject *token;            /* what the event loop hands the result to; NULL: a call waits for it */
     PyObject *peer, *key;       /* for errors; NULL: none */
     PyObject *results;          /* a list with a result for each of many; NULL: there is one */
+    struct py_op **handle;      /* where its Operation refers to it; NULL: it has none */
     tl_op_id id;
 };
 
@@ -84,6 +85,10 @@ void py_result_free(struct py_result *result);
 /* Waits for the operation without Python's lock. Returns its value, NULL with an exception; KeyboardInterrupt and the
  * like give the operation up. The queue goes back. */
 PyObject *py_op_wait(struct py_core *core, struct py_op *op);
+
+/* Creates the Operation of an operation, which cancels it when nothing refers to the Operation any more. NULL with an
+ * exception for no operation, and without memory; the operation is cancelled then. */
+PyObject *py_operation_create(struct py_core *core, PyObject *module_object, struct py_op *op);
 
 /* Returns a list of what is in a listing, each as the arguments of tensorlane.ListedTensor; NULL with an exception. */
 PyObject *py_listing_to_list(struct py_module *module, const struct tl_listing *listing);

@@ -53,7 +53,7 @@ static struct py_op *begin(PyObject *self, struct py_core *core, struct py_queue
     return NULL;
 }
 
-/* Returns what a call that waits brings, otherwise the number of the operation. */
+/* Returns what a call that waits brings, otherwise the Operation. */
 static PyObject *run(PyObject *self, struct request *request)
 {
     bool waits = request->queue == Py_None;
@@ -62,7 +62,7 @@ static PyObject *run(PyObject *self, struct request *request)
     if (waits) request->token = NULL;
     struct py_queue *queue = waits ? py_queue_take(core) : py_queue_of(core->module, request->queue);
     struct py_op *op = queue != NULL ? begin(self, core, queue, request) : NULL;
-    if (op != NULL) return waits ? py_op_wait(core, op) : PyLong_FromUnsignedLongLong(op->id);
+    if (op != NULL) return waits ? py_op_wait(core, op) : py_operation_create(core, py_worker_module(self), op);
     if (waits && queue != NULL) py_queue_give(core, queue);
     return NULL;
 }

@@ -179,7 +179,7 @@ PyObject *py_worker_recv_many(PyObject *self, PyObject *args)
     struct py_queue *queue = core != NULL ? py_queue_of(core->module, queue_object) : NULL;
     struct py_op *op = queue != NULL ? begin(self, core, queue, token, &receives) : NULL;
     receives_fini(&receives);
-    return op != NULL ? PyLong_FromUnsignedLongLong(op->id) : NULL;
+    return py_operation_create(core, py_worker_module(self), op);
 }
 
 /* ------------------------------------------------------------------------------------------------ subscriptions -- */
@@ -236,5 +236,5 @@ PyObject *py_worker_subscribe(PyObject *self, PyObject *args)
     for (size_t i = 0; destinations != NULL && i < options.count; i++)
         tl_tensor_put(destinations[i]);
     free(destinations);
-    return op != NULL ? PyLong_FromUnsignedLongLong(op->id) : NULL;
+    return py_operation_create(core, py_worker_module(self), op);
 }

@@ -15,6 +15,9 @@ struct py_worker {
 /* Returns the core if the worker may be used, NULL with an exception. */
 struct py_core *py_worker_core(PyObject *self);
 
+/* Returns the module, borrowed. */
+PyObject *py_worker_module(PyObject *self);
+
 /* Finds a peer by its id or name ("ps:0", "/job:ps/task:0"). Returns false with an exception. */
 bool py_worker_peer(PyObject *self, PyObject *peer, tl_peer_id *ret_peer);
 

@@ -80,7 +80,7 @@ PyObject *py_worker_recv(PyObject *self, PyObject *args)
     struct py_core *core = py_worker_core(self);
     struct py_queue *queue = core != NULL ? py_queue_of(core->module, queue_object) : NULL;
     struct py_op *op = queue != NULL ? begin_receive(self, core, queue, token, &receive) : NULL;
-    return op != NULL ? PyLong_FromUnsignedLongLong(op->id) : NULL;
+    return py_operation_create(core, py_worker_module(self), op);
 }
 
 /* -------------------------------------------------------------------------------------------------------- sends -- */
@@ -135,7 +135,7 @@ PyObject *py_worker_send(PyObject *self, PyObject *args)
     struct py_core *core = py_worker_core(self);
     struct py_queue *queue = core != NULL ? py_queue_of(core->module, queue_object) : NULL;
     struct py_op *op = queue != NULL ? begin_send(core, queue, token, &send) : NULL;
-    return op != NULL ? PyLong_FromUnsignedLongLong(op->id) : NULL;
+    return py_operation_create(core, py_worker_module(self), op);
 }
 
 /* ------------------------------------------------------------------------------------------------- publications -- */

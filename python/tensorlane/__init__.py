@@ -89,15 +89,17 @@ class _Stream:
 class _Subscription:
     """What both kinds of subscriptions have in common."""
 
+    _is_closed = True  # until it is made
+
     def __init__(self, worker, op):
         self._worker = worker
-        self._op = op
+        self._op = op  # cancelled when nothing refers to it any more
         self._is_closed = False
 
     def close(self):
         if not self._is_closed:
             self._is_closed = True
-            self._worker._cancel(self._op)
+            self._op.cancel()
             self._forget()
 
     def __del__(self):
@@ -298,7 +300,7 @@ class Worker(_tensorlane.Worker):
         try:
             return await future
         except asyncio.CancelledError:
-            self._cancel(op)
+            op.cancel()
             raise
 
     async def recv(self, peer, key, step=0, *, into=None, timeout=None, checksum=False, mapped=False, part=None):

@@ -129,7 +129,7 @@ class Endpoint:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            self.worker._cancel(op)
+            op.cancel()
             await until_done(future)
             future.exception()
             raise
@@ -213,7 +213,7 @@ class Receive:
 
     def cancel(self):
         self._is_cancelled = True
-        self._endpoint.worker._cancel(self._op)
+        self._op.cancel()
 
     def _take(self, results):
         for _, value, error, _ in results:
