@@ -87,13 +87,25 @@ int py_shape_of(PyObject *shape, uint64_t ret_dims[TL_MAX_RANK])
 
 /* --------------------------------------------------------------------------------------------------- functions -- */
 
+/* Returns the module if this process may use it, NULL with an exception. */
+static struct py_module *usable_module(PyObject *self)
+{
+    struct py_module *module = PyModule_GetState(self);
+    if (!py_module_is_forked(module)) return module;
+    py_raise_text(module, TL_FAILED_PRECONDITION,
+                  "this process was forked from one that has opened a worker, and can make no tensors; start processes "
+                  "with the method \"spawn\"");
+    return NULL;
+}
+
 static PyObject *module_empty(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"shape", "dtype", "shared", NULL};
-    struct py_module *module = PyModule_GetState(self);
+    struct py_module *module = usable_module(self);
     PyObject *shape;
     const char *dtype = "F32";
     int is_shared = 0;
+    if (module == NULL) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|s$p:empty", names, &shape, &dtype, &is_shared)) return NULL;
     uint64_t dims[TL_MAX_RANK];
     int rank = py_shape_of(shape, dims);
@@ -110,17 +122,18 @@ static PyObject *module_empty(PyObject *self, PyObject *args, PyObject *kwargs)
 
 static PyObject *module_wrap(PyObject *self, PyObject *object)
 {
-    struct py_module *module = PyModule_GetState(self);
-    struct tl_tensor *tensor = py_tensor_of(module, object, false);
+    struct py_module *module = usable_module(self);
+    struct tl_tensor *tensor = module != NULL ? py_tensor_of(module, object, false) : NULL;
     return tensor != NULL ? py_tensor_create(module, tensor, NULL) : NULL;
 }
 
 static PyObject *module_copy(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"tensor", "to", NULL};
-    struct py_module *module = PyModule_GetState(self);
+    struct py_module *module = usable_module(self);
     PyObject *object, *to_object = Py_None;
     struct tl_tensor *to = NULL, *copied = NULL;
+    if (module == NULL) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:copy", names, &object, &to_object)) return NULL;
     struct tl_tensor *tensor = py_tensor_of(module, object, false);
     if (tensor == NULL) return NULL;
@@ -134,9 +147,10 @@ static PyObject *module_copy(PyObject *self, PyObject *args, PyObject *kwargs)
 /* A buffer whose elements are those of a dtype that NumPy knows by another package alone. */
 static PyObject *module_wrap_as(PyObject *self, PyObject *args)
 {
-    struct py_module *module = PyModule_GetState(self);
+    struct py_module *module = usable_module(self);
     PyObject *object;
     const char *dtype;
+    if (module == NULL) return NULL;
     if (!PyArg_ParseTuple(args, "Os:_wrap_as", &object, &dtype)) return NULL;
     struct tl_tensor *tensor = py_tensor_of_buffer(module, object, false, py_dtype_of_name(dtype));
     return tensor != NULL ? py_tensor_create(module, tensor, NULL) : NULL;

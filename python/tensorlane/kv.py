@@ -28,7 +28,7 @@ import time
 import uuid
 
 from . import _engine, empty
-from .errors import DeadlineExceeded, Error, NotFound, ResourceExhausted, Unavailable
+from .errors import DeadlineExceeded, Error, FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 
 _logger = logging.getLogger("tensorlane.kv")
 # What a get has found stays until its client says that it has it, and for so long at most. So long a client may take to
@@ -473,6 +473,7 @@ class Client:
         self._last_failure = None
         self._rests_until = 0
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tensorlane-kv", daemon=True)
@@ -485,7 +486,10 @@ class Client:
         self.close()
 
     def close(self):
-        """Calls that run are cancelled first: they raise CancelledError, and leave the caller's memory alone."""
+        """Calls that run are cancelled first: they raise CancelledError, and leave the caller's memory alone. In a
+        forked child nothing is closed: the client is the parent's."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if self._is_closed:
                 return
@@ -524,6 +528,9 @@ class Client:
 
     def submit(self, call, *arguments):
         """Begins a call of the form NAME_async. Returns a future of the module concurrent."""
+        if os.getpid() != self._process:
+            raise FailedPrecondition("the client belongs to the process that this one was forked from; make clients "
+                                     "after fork, or start processes with the method \"spawn\"")
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the client is closed")

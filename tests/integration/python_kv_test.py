@@ -394,6 +394,23 @@ class Failures(Owned):
         wait_until(is_given_back, "what was under way is given back")
         self.assertEqual(self.get(["first"]), [b"x" * BLOCK])
 
+    def test_fork(self):
+        """Calls of the child raise an error, and those of the parent go on."""
+        self.assertEqual(self.set(0, 1), [True])
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                with self.cache:
+                    for call in (lambda: self.set(1, 1), lambda: self.get(["k0"]), lambda: self.cache.exists(["k0"])):
+                        with self.assertRaisesRegex(tensorlane.FailedPrecondition, "fork"):
+                            call()
+                status = 7
+            finally:
+                os._exit(status)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 7)
+        self.assertEqual(self.get(["k0"]), [block(0)])
+
     def test_closing_ends_calls(self):
         client = self.client()
         self.owner.send_signal(signal.SIGSTOP)

@@ -134,7 +134,9 @@ class Ends(unittest.TestCase):
             def child(end):
                 for call in (lambda: asker.recv_wait(peer, "key"), lambda: owner.publish("key", array),
                              lambda: asker.send_wait("key", array), asker.counters, asker.peers, lambda: asker.name,
-                             lambda: asyncio.run(receive()), lambda: tensorlane.Worker(address="127.0.0.1:0")):
+                             lambda: asyncio.run(receive()), lambda: tensorlane.Worker(address="127.0.0.1:0"),
+                             lambda: tensorlane.wrap(array), lambda: tensorlane.empty((1,)),
+                             lambda: tensorlane.copy(array), lambda: tensorlane._tensorlane._wrap_as(array, "BF16")):
                     try:
                         call()
                         os._exit(3)
