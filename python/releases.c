@@ -5,13 +5,22 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 struct py_releases {
     atomic_size_t references;
     _Atomic(struct py_release *) first;
+    atomic_bool is_asked;  /* the main thread is going to empty the list */
+    pid_t process;         /* that has opened a worker; 0: none has */
     pthread_mutex_t mutex; /* for is_stopped, and while something is asked of the main thread */
     bool is_stopped;
 };
+
+/* Another thread of the parent may have had the mutex when this process was forked. */
+static bool is_forked(const struct py_releases *releases)
+{
+    return releases->process != 0 && releases->process != getpid();
+}
 
 struct py_releases *py_releases_create(void)
 {
@@ -68,18 +77,23 @@ void py_releases_run(struct py_releases *releases)
 static int run_pending(void *context)
 {
     struct py_releases *releases = context;
+    atomic_store(&releases->is_asked, false); /* what comes from now on asks again */
     py_releases_run(releases);
     py_releases_put(releases);
     return 0;
 }
 
-/* When Python's list of calls is full, the next call of the package does it. */
+/* When Python's list of calls is full, the next release asks again, and the next call of the package does it. */
 static void ask_main_thread(struct py_releases *releases)
 {
+    if (is_forked(releases)) return;
     pthread_mutex_lock(&releases->mutex);
     if (!releases->is_stopped) {
         atomic_fetch_add(&releases->references, 1);
-        if (Py_AddPendingCall(run_pending, releases) != 0) atomic_fetch_sub(&releases->references, 1);
+        if (Py_AddPendingCall(run_pending, releases) != 0) {
+            atomic_fetch_sub(&releases->references, 1);
+            atomic_store(&releases->is_asked, false);
+        }
     }
     pthread_mutex_unlock(&releases->mutex);
 }
@@ -93,12 +107,18 @@ void py_release_later(void *data, void *context)
     release->next = atomic_load(&releases->first);
     while (!atomic_compare_exchange_weak(&releases->first, &release->next, release))
         continue;
-    if (release->next == NULL) ask_main_thread(releases);
+    if (!atomic_exchange(&releases->is_asked, true)) ask_main_thread(releases);
     py_releases_put(releases);
+}
+
+void py_releases_start(struct py_releases *releases)
+{
+    releases->process = getpid();
 }
 
 void py_releases_stop(struct py_releases *releases)
 {
+    if (is_forked(releases)) return;
     pthread_mutex_lock(&releases->mutex);
     releases->is_stopped = true;
     pthread_mutex_unlock(&releases->mutex);

@@ -43,6 +43,9 @@ void py_release_later(void *data, void *context);
 /* Empties the list. Needs Python's lock; runs code of objects that end; leaves the current exception as it is. */
 void py_releases_run(struct py_releases *releases);
 
+/* From now on threads of the library may release something, of this process and not of one that is forked from it. */
+void py_releases_start(struct py_releases *releases);
+
 /* From now on nothing is asked of Python's main thread. */
 void py_releases_stop(struct py_releases *releases);
 

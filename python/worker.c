@@ -114,6 +114,7 @@ static PyObject *worker_open(PyObject *self, PyObject *args)
             "this process was forked from one that has opened a worker, and cannot open another; start "
             "processes with the method \"spawn\"");
     module->process = getpid();
+    py_releases_start(module->releases);
     struct tl_worker *worker;
     struct tl_error error;
     enum tl_status status;

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long things of the Python package live: arrays, workers, processes that end, fork, cycles, memory."""
 import asyncio
+import ctypes
 import gc
 import os
+import threading
 import unittest
 import warnings
 import weakref
@@ -76,6 +78,26 @@ class Outlives(WorkersCase):
         self.owner.close()
         gc.collect()
         python_support.wait_until(lambda: gone() is None, "the memory is given back")
+
+    def test_releases_after_python_was_asked_too_much(self):
+        """What could not be handed to the main thread goes with what comes later."""
+        arrays = [numpy.zeros(1000), numpy.zeros(1000)]
+        gone = [weakref.ref(array) for array in arrays]
+        # A capsule that ends calls nothing else of the package, which would empty the list.
+        taken = [numpy.from_dlpack(tensorlane.wrap(array)) for array in arrays]
+        arrays.clear()
+        add, harmless = ctypes.pythonapi.Py_AddPendingCall, ctypes.pythonapi.PyErr_CheckSignals
+
+        def fill():
+            while add(ctypes.cast(harmless, ctypes.c_void_p), None) == 0:
+                pass
+            taken.pop()
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        thread.join()  # and what was asked of this thread is done
+        taken.pop()
+        python_support.wait_until(lambda: all(one() is None for one in gone), "the memory is given back")
 
 
 class Ends(unittest.TestCase):
