@@ -395,22 +395,22 @@ class Worker(_tensorlane.Worker):
         return count
 
     async def pull_state_dict(self, peer, step=0, *, into=None, prefix="model", timeout=None, progress=None):
-        calls, result = _state_dict.pull(peer, into, step, prefix, timeout, progress), None
-        while True:
+        calls = _state_dict.Calls(_state_dict.pull(peer, into, step, prefix, timeout, progress))
+        for name, arguments, options in calls:
             try:
-                name, arguments, options = calls.send(result)
-            except StopIteration as end:
-                return end.value
-            result = await getattr(self, name)(*arguments, **options)
+                calls.result = await getattr(self, name)(*arguments, **options)
+            except Error as error:
+                calls.error = error
+        return calls.returned
 
     def pull_state_dict_wait(self, peer, step=0, *, into=None, prefix="model", timeout=None, progress=None):
-        calls, result = _state_dict.pull(peer, into, step, prefix, timeout, progress), None
-        while True:
+        calls = _state_dict.Calls(_state_dict.pull(peer, into, step, prefix, timeout, progress))
+        for name, arguments, options in calls:
             try:
-                name, arguments, options = calls.send(result)
-            except StopIteration as end:
-                return end.value
-            result = getattr(self, f"{name}_wait")(*arguments, **options)
+                calls.result = getattr(self, f"{name}_wait")(*arguments, **options)
+            except Error as error:
+                calls.error = error
+        return calls.returned
 
     # ------------------------------------------------------------------------------------------------------- peers --
 

@@ -401,8 +401,9 @@ class Worker:
 
         into: a module of torch or a mapping, whose tensors are written; names, dtypes and shapes are checked before. Of
         a DTensor only the part that this process has travels (placements Shard and Replicate), and is returned.
-        When the peer publishes a later step meanwhile, that is received instead; after an error the contents are
-        undefined. timeout: of each of the calls that it consists of. progress: is called with the bytes that have come
+        When the peer publishes a later step meanwhile, that is received instead, at the latest when the time-out of a
+        tensor that has gone is over; after an error the contents are undefined. timeout: of each of the calls that it
+        consists of. progress: is called with the bytes that have come
         and all bytes, after each 64 MiB; without into once, at the end.
         Raises InvalidArgument: the names differ. FailedPrecondition: a dtype or shape differs, or names of `into` share
         memory that do not at the peer. Unimplemented: a DTensor with another placement. What recv raises.

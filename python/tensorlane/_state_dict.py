@@ -13,7 +13,7 @@ import typing
 
 from . import _shards
 from ._tensorlane import Tensor, copy, wrap
-from .errors import FailedPrecondition, InvalidArgument, Unimplemented
+from .errors import Error, FailedPrecondition, InvalidArgument, Unimplemented
 
 # With progress to be shown, so many bytes are asked for at once.
 GROUP_BYTES = 64 << 20
@@ -108,6 +108,34 @@ def _groups(sizes, group_bytes):
         yield group
 
 
+class Calls:
+    """Iterates over what a generator wants to be called. It is sent the result or error of each call, and what it has
+    returned is there at the end."""
+
+    def __init__(self, generator):
+        self._generator = generator
+        self.result = self.error = self.returned = None
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        error, self.error = self.error, None
+        try:
+            return self._generator.send(self.result) if error is None else self._generator.throw(error)
+        except StopIteration as end:
+            self.returned = end.value
+            raise
+
+
+def _is_superseded(peer, prefix, step, timeout):
+    """Yields the call that says whether the peer has a later step than one of which something cannot be had."""
+    try:
+        return (yield "stat", (peer, prefix), {"timeout": timeout}).step > step
+    except Error:
+        return False
+
+
 def pull(peer, into, step, prefix, timeout, progress):
     """Yields (call, arguments, options) for what is to be received, and is sent the result. Returns (tensors, step)."""
     destinations = None if into is None else _destinations_of(into)
@@ -116,7 +144,12 @@ def pull(peer, into, step, prefix, timeout, progress):
         index = json.loads(bytes(got))
         if destinations is not None:
             _check(index, destinations)
-        arrived = yield from _pull_step(peer, index, destinations, got.step, timeout, progress)
+        try:
+            arrived = yield from _pull_step(peer, index, destinations, got.step, timeout, progress)
+        except Error:
+            if not (yield from _is_superseded(peer, prefix, got.step, timeout)):
+                raise
+            arrived = None
         if arrived is not None:
             return arrived, got.step
         step = got.step + 1  # a later step came in between

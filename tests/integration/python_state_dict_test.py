@@ -5,6 +5,7 @@ import asyncio
 import threading
 import types
 import unittest
+import unittest.mock
 
 from python_support import WorkersCase, tensorlane
 
@@ -205,6 +206,27 @@ class StateDicts(WorkersCase):
         self.assertEqual(self.owner.counters()["published_tensors"], 0)
         with self.assertRaises(tensorlane.NotFound):
             self.owner.withdraw_state_dict()
+
+    def test_names_that_go_meanwhile(self):
+        """A pull that has the index of a step, of which tensors are withdrawn then, brings the later step."""
+        for pull in (self.asker.pull_state_dict_wait,
+                     lambda *args, **options: asyncio.run(self.asker.pull_state_dict(*args, **options))):
+            self.owner.publish_state_dict({"a": numpy.full(3, 1), "b": numpy.full(3, 1)}, step=1, prefix=pull.__name__)
+            indexes = []
+
+            def publish_again(index, into):
+                indexes.append(list(index))
+                if len(indexes) == 1:
+                    self.owner.publish_state_dict({"a": numpy.full(3, 2)}, step=2, prefix=pull.__name__)
+
+            into = {"a": numpy.zeros(3, int), "b": numpy.zeros(3, int)}
+            with unittest.mock.patch.object(_state_dict, "_check", publish_again):
+                model, step = pull(self.peer, into=into, prefix=pull.__name__, timeout=2)
+            self.assertEqual((step, list(model), indexes), (2, ["a"], [["a", "b"], ["a"]]))
+            numpy.testing.assert_array_equal(into["a"], [2, 2, 2])
+            self.owner.withdraw_state_dict(prefix=pull.__name__)
+            with self.assertRaises(tensorlane.DeadlineExceeded):
+                pull(self.peer, into=into, prefix=pull.__name__, timeout=0.1)
 
     def test_one_step(self):
         stop = threading.Event()
