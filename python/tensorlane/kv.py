@@ -631,6 +631,8 @@ class Client:
     async def _known(self):
         if self._meeting is None or self._meeting.done() and not self._has_met():
             self._meeting = asyncio.ensure_future(self._meet())
+            # The calls that wait for it may be given up before it fails.
+            self._meeting.add_done_callback(lambda meeting: meeting.cancelled() or meeting.exception())
         await asyncio.shield(self._meeting)
 
     async def _say(self, request, number):

@@ -15,7 +15,7 @@ import time
 import unittest
 import unittest.mock
 
-from python_support import PACKAGES, PATIENCE, SANITIZE, start_script, tensorlane, wait_until
+from python_support import PACKAGES, PATIENCE, SANITIZE, run_script, start_script, tensorlane, wait_until
 
 from tensorlane import kv
 
@@ -410,6 +410,34 @@ class Failures(Owned):
                 os._exit(status)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 7)
         self.assertEqual(self.get(["k0"]), [block(0)])
+
+    def test_a_call_that_is_given_up_before_its_client_has_failed_to_meet_the_owner(self):
+        """The failure is no exception that nothing has retrieved."""
+        out = run_script("""
+            import asyncio, gc
+            from tensorlane import kv
+            said = []
+            client = kv.Client("127.0.0.1:1")
+            client._loop.set_exception_handler(lambda loop, context: said.append(context["message"]))
+
+            async def meet():
+                await asyncio.sleep(0.01)
+                raise kv.Unavailable("there is no owner")
+
+            async def main():
+                client._meet = meet
+                call = asyncio.ensure_future(client._known())
+                await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.wait([call, client._meeting])
+                client._meeting = call = None
+                gc.collect()
+
+            client.submit(main).result()
+            client.close()
+            print(said)
+            """, prologue="")
+        self.assertEqual(out, "[]\n")
 
     def test_closing_ends_calls(self):
         client = self.client()
