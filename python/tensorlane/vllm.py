@@ -60,17 +60,18 @@ class Tier(SecondaryTierManager):
         self._submit(job_metadata, self.client.get_async)
 
     def _submit(self, job, call):
-        self._running[job.job_id] = threading.Event()
         future = self.client.submit(call, self.names(job.keys), self._memory(job))
-        future.add_done_callback(lambda future: self._finish(job, future, time.monotonic() - job.submit_time))
+        self._running[job.job_id] = is_finished = threading.Event()
+        future.add_done_callback(
+            lambda future: self._finish(job, future, is_finished, time.monotonic() - job.submit_time))
 
-    def _finish(self, job, future, seconds):
+    def _finish(self, job, future, is_finished, seconds):
         done = [False] * len(job.keys) if future.cancelled() or future.exception() else future.result()
         came = [key for key, is_done in zip(job.keys, done) if is_done]
         result = JobResult(job.job_id, len(came) == len(job.keys), came if job.is_promotion else None, seconds,
                            len(came) * self.block_size_bytes)
         self._finished.append((job, result))
-        self._running[job.job_id].set()
+        is_finished.set()
 
     def get_finished_jobs(self):
         results = []

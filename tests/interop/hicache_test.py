@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's and vLLM's own factories load the classes of tensorlane that store their blocks, which then move blocks in
 host memory. Their schedulers and caches need a model on a GPU, and are not run."""
+import collections
 import signal
 import time
 import unittest
@@ -98,6 +99,32 @@ class VLLM(Owned):
         self.assertEqual((result.success, result.successful_keys), (False, [self.keys[0]]))
         self.assertFalse(self.tier.has_pending_work())
         self.tier.on_request_finished(self.request)
+
+    def test_a_job_that_is_taken_at_once(self):
+        """vLLM may ask for results between the result and the end of the job; what it waits for has its result."""
+        tier = self.tier
+
+        class Eager(collections.deque):
+            def append(self, finished):
+                super().append(finished)
+                self.taken = list(tier.get_finished_jobs())
+
+        tier._finished = Eager()
+        with self.assertNoLogs("concurrent.futures", "ERROR"):
+            tier.submit_store(self.job(1, self.keys, range(16), False))
+            end = time.monotonic() + PATIENCE
+            while tier.has_pending_work():
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.01)
+            tier.client.describe()  # the callback is over
+        self.assertTrue(tier._finished.taken[0].success)
+
+    def test_a_job_that_cannot_begin(self):
+        self.tier.client.close()
+        with self.assertRaises(RuntimeError):
+            self.tier.submit_store(self.job(1, self.keys, range(16), False))
+        self.assertFalse(self.tier.has_pending_work())
+        self.tier.drain_jobs()
 
     def test_an_owner_that_dies(self):
         self.tier.submit_store(self.job(1, self.keys, range(16), False))
