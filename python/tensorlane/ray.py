@@ -42,9 +42,8 @@ def register(data_type=None, name=NAME):
     """
     if data_type is None:
         data_type = _default_type()
-    is_torch = data_type.__module__.split(".")[0] == "torch"
-    register_tensor_transport(name, ["cuda", "cpu"] if is_torch else ["cpu"],
-                              TorchTransport if is_torch else NumpyTransport, data_type)
+    transport = TorchTransport if data_type.__module__.split(".")[0] == "torch" else NumpyTransport
+    register_tensor_transport(name, transport.devices, transport, data_type)
 
 
 def _default_type():
@@ -117,10 +116,16 @@ class _Transport(TensorTransportManager):
         devices = {self._device(tensor) for tensor in rdt_object}
         if len(devices) > 1:
             raise ValueError(f"the tensors of one object are on {' and '.join(sorted(devices))}; put them on one")
+        if not devices <= set(self.devices):
+            raise ValueError(f"the tensors are on {devices.pop()}; put them on {' or '.join(self.devices)}")
         self._synchronize(rdt_object)
         worker = _endpoint.worker
-        for index, tensor in enumerate(rdt_object):
-            worker.publish(_key(obj_id, index), self._published(tensor))
+        try:
+            for index, tensor in enumerate(rdt_object):
+                worker.publish(_key(obj_id, index), self._published(tensor))
+        except BaseException:  # Ray does not collect what has no meta-data
+            self._withdraw(obj_id, len(rdt_object))
+            raise
         return Metadata(tensor_meta=[(tensor.shape, tensor.dtype) for tensor in rdt_object],
                         tensor_device=devices.pop(), address=worker.address, incarnation=worker.incarnation)
 
@@ -155,10 +160,14 @@ class _Transport(TensorTransportManager):
         raise NotImplementedError("receivers ask for the tensors")
 
     def garbage_collect(self, obj_id, tensor_transport_meta, tensors):
-        for index in range(len(tensor_transport_meta.tensor_meta)):
+        self._withdraw(obj_id, len(tensor_transport_meta.tensor_meta))
+
+    @staticmethod
+    def _withdraw(obj_id, count):
+        for index in range(count):
             try:
                 _endpoint.worker.withdraw(_key(obj_id, index))
-            except NotFound:  # it is freed for the second time
+            except NotFound:  # it is freed for the second time, or was not published
                 pass
 
     def abort_transport(self, obj_id, communicator_metadata):
@@ -169,6 +178,8 @@ class _Transport(TensorTransportManager):
 
 
 class NumpyTransport(_Transport):
+    devices = ["cpu"]
+
     @staticmethod
     def _device(_):
         return "cpu"
@@ -193,6 +204,8 @@ class NumpyTransport(_Transport):
 
 
 class TorchTransport(_Transport):
+    devices = ["cuda", "cpu"]
+
     @staticmethod
     def _device(tensor):
         return tensor.device.type

@@ -67,6 +67,10 @@ class Numpy(Process):
     def nested(self):
         return {"a": numpy.arange(6.0).reshape(2, 3).T, "b": [numpy.array(3.5), numpy.zeros((0, 4))], "text": "text"}
 
+    @ray.method(tensor_transport="TENSORLANE")
+    def spoilt(self):
+        return [numpy.arange(10), numpy.array(["text"])]
+
     def total(self, array):
         return float(array.sum())
 
@@ -191,6 +195,12 @@ class Memory(Ray):
         del refs
         self.await_counters(owner, published_tensors=0, published_bytes=0)
         self.await_counters(reader, published_tensors=0, open_operations=0)
+
+    def test_an_object_that_cannot_be_published_leaves_nothing(self):
+        owner, = self.actors(1)
+        with self.assertRaises(ray.exceptions.RayError):
+            self.get(owner.spoilt.remote())
+        self.await_counters(owner, published_tensors=0)
 
     def test_many_objects_leave_the_processes_flat(self):
         owner, reader = self.actors(2)
