@@ -12,6 +12,7 @@ docs/verl.md is the page.
 import asyncio
 import json
 import logging
+import uuid
 
 import ray
 import torch
@@ -19,7 +20,7 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from . import _engine
-from .errors import NotFound
+from .errors import DeadlineExceeded, FailedPrecondition, NotFound
 
 _logger = logging.getLogger("verl.tensorlane")
 _logger.setLevel(logging.INFO)
@@ -28,6 +29,11 @@ _endpoint = _engine.Endpoint(lambda: ray.util.get_node_ip_address().strip("[]"),
 
 def _key(generation, index, what):
     return f"verl/{generation}/{index}/{what}"
+
+
+def _end_key(engine):
+    """Under it the first trainer publishes, with the last generation that it has withdrawn as the step."""
+    return f"verl/{engine}/ended"
 
 
 @CheckpointEngineRegistry.register("tensorlane")
@@ -50,11 +56,13 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
         self._published = 0
         self._sent = None
         self._source = None
+        self._name = uuid.uuid4().hex
 
     def prepare(self):
         self._generation += 1
         worker = _endpoint.worker
-        return {"address": worker.address, "incarnation": worker.incarnation, "generation": self._generation}
+        return {"address": worker.address, "incarnation": worker.incarnation, "engine": self._name,
+                "generation": self._generation}
 
     @classmethod
     def build_topology(cls, actor_wg_world_size, rollout_world_size, metadata):
@@ -109,6 +117,8 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
         self._sent = generation
 
     def _withdraw(self):
+        if self._sent is not None:
+            _endpoint.worker.publish(_end_key(self._source["engine"]), b"", self._sent)
         for index in range(self._published):
             for what in ("parts", "bytes"):
                 try:
@@ -122,10 +132,16 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
     @torch.no_grad()
     async def receive_weights(self, global_steps=None):
         buffers = [None, None]
+        ended = asyncio.ensure_future(self._until_ended())
         coming = asyncio.ensure_future(self._receive(0, global_steps or 0, buffers))
         try:
             for index in range(1 << 30):
-                bucket, parts, is_last = await coming
+                await asyncio.wait([coming, ended], return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    ended.result()
+                    raise FailedPrecondition("the trainer has begun the next update, and what this one was to receive "
+                                             "is withdrawn", peer=self._source["address"])
+                bucket, parts, is_last = coming.result()
                 if not is_last:
                     coming = asyncio.ensure_future(self._receive(index + 1, global_steps or 0, buffers))
                 for name, shape, dtype, offset in parts:
@@ -136,6 +152,19 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
                     break
         finally:
             coming.cancel()
+            ended.cancel()
+
+    async def _until_ended(self):
+        """Returns when the trainer has withdrawn this generation."""
+        source = self._source
+        peer = _endpoint.peer(source["address"], source["incarnation"])
+        while True:
+            try:
+                await _endpoint.receive_async(peer, _end_key(source["engine"]), None, self.timeout,
+                                              source["generation"])
+                return
+            except DeadlineExceeded:
+                continue
 
     async def _receive(self, index, step, buffers):
         """Receives a bucket into one of two buffers, while the weights of the other one are loaded."""

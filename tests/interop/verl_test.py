@@ -133,6 +133,17 @@ class Engine(unittest.TestCase):
         for _ in range(2):
             self.assertEqual(self.get(rollouts.receive(3)), [sums_of(weights_of(3))])
 
+    def test_a_worker_that_is_later_than_the_next_update_is_told(self):
+        trainers, rollouts, late = self.group(1), self.group(1), self.group(1)
+        self.connect(trainers, late)
+        self.get(trainers.send(1))
+        self.connect(trainers, rollouts)
+        self.get(trainers.send(2) + rollouts.receive(2))
+        with self.assertRaisesRegex(ray.exceptions.RayTaskError, "FailedPrecondition: the trainer has begun the next"):
+            self.get(late.receive(1))
+        self.connect(trainers, late)
+        self.assertEqual(self.get(trainers.send(3) + late.receive(3))[1], sums_of(weights_of(3)))
+
     def test_a_worker_that_dies_leaves_the_others(self):
         trainers, rollouts, others = self.group(1), self.group(1), self.group(1)
         self.connect(trainers, rollouts)
