@@ -66,6 +66,10 @@ static PyObject *value_of(struct py_core *core, const struct tl_completion *comp
 {
     if (completion->listing != NULL) return py_listing_to_list(core->module, completion->listing);
     if (completion->kind == TL_OP_REMOVE) return PyLong_FromUnsignedLongLong(completion->removed_count);
+    if (completion->kind == TL_OP_PUT)
+        return Py_BuildValue("(ssKd)", tl_path_name(completion->path),
+                             completion->path_reason != NULL ? completion->path_reason : "",
+                             (unsigned long long)completion->bytes, (double)completion->duration_ns * 1e-9);
     Py_INCREF(Py_None);
     return Py_None;
 }

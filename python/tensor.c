@@ -294,7 +294,15 @@ static PyObject *tensor_as_bytes(PyObject *self, PyObject *unused)
     struct tl_error error;
     if (tl_tensor_wrap(&view, &bytes, &error) != TL_OK) return py_raise(module, &error, NULL, NULL);
     (void)tl_tensor_get(base);
-    return py_tensor_create(module, bytes, NULL);
+    PyObject *created = py_tensor_create(module, bytes, NULL);
+    if (created == NULL) return NULL;
+    struct py_tensor *to = tensor_of(created), *from = tensor_of(self);
+    to->step = from->step;
+    to->path = from->path;
+    to->path_reason = from->path_reason;
+    to->duration_s = from->duration_s;
+    to->is_verified = from->is_verified;
+    return created;
 }
 
 static PyMethodDef methods[] = {

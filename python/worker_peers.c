@@ -74,8 +74,11 @@ PyObject *py_worker_add_peer(PyObject *self, PyObject *args, PyObject *kwargs)
     PyThreadState *thread = leave_python(core);
     enum tl_status status = tl_worker_add_peer(core->worker, address, name, incarnation, &peer, &error);
     enter_python(core, thread);
-    if (status != TL_OK) return py_raise(core->module, &error, NULL, NULL);
-    return PyLong_FromUnsignedLongLong(peer);
+    if (status == TL_OK) return PyLong_FromUnsignedLongLong(peer);
+    PyObject *given = PyUnicode_FromString(address);
+    if (given != NULL) py_raise(core->module, &error, given, NULL);
+    Py_XDECREF(given);
+    return NULL;
 }
 
 PyObject *py_worker_remove_peer(PyObject *self, PyObject *peer_object)

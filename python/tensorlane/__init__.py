@@ -29,7 +29,7 @@ from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceed
 __all__ = [
     "Aborted", "AlreadyExists", "BlockingSubscription", "Box", "Cancelled", "DataLoss", "DeadlineExceeded", "Error",
     "FailedPrecondition", "Health", "Internal", "InvalidArgument", "ListedTensor", "NotFound", "OutOfRange", "PeerInfo",
-    "PermissionDenied", "ResourceExhausted", "Subscription", "Tensor", "Unauthenticated", "Unavailable",
+    "PermissionDenied", "Put", "ResourceExhausted", "Subscription", "Tensor", "Unauthenticated", "Unavailable",
     "Unimplemented", "Unknown", "Worker", "__version__", "copy", "empty", "wrap",
 ]
 
@@ -59,6 +59,13 @@ class Box(typing.NamedTuple):
     start: typing.Sequence[int]
     size: typing.Sequence[int]
     into_start: typing.Optional[typing.Sequence[int]] = None
+
+
+class Put(typing.NamedTuple):
+    path: str
+    path_reason: str
+    nbytes: int
+    duration: float
 
 
 class Health(typing.NamedTuple):
@@ -144,7 +151,9 @@ class Subscription(_Subscription):
 
 
 class BlockingSubscription(_Subscription):
-    def __init__(self, worker, op, results, queue, timeout):
+    def __init__(self, worker, op, results, queue, timeout, peer, key):
+        self._peer = peer
+        self._key = key
         self._results = results
         self._queue = queue
         self._timeout = float("inf") if timeout is None else timeout
@@ -170,7 +179,7 @@ class BlockingSubscription(_Subscription):
             if self._is_over:
                 raise StopIteration
             if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"no value came within {self._timeout} s")
+                raise DeadlineExceeded(f"no value of {self._key} came within {self._timeout} s", self._peer, self._key)
             self._queue.wait(self._results)
         else:
             raise StopIteration
@@ -329,7 +338,7 @@ class Worker(_tensorlane.Worker):
     def subscribe_wait(self, peer, key, from_step=0, *, count=2, into=None, timeout=None, checksum=False):
         queue, results = self._create_queue(), []
         op = self._subscribe(queue, True, peer, key, from_step, count, into, checksum)
-        return BlockingSubscription(self, op, results, queue, timeout)
+        return BlockingSubscription(self, op, results, queue, timeout, peer, key)
 
     # --------------------------------------------------------------------------------------------------- at a peer --
 
@@ -339,10 +348,10 @@ class Worker(_tensorlane.Worker):
         return await self._result(future, begin(queue, future, *arguments))
 
     async def put(self, peer, key, tensor, step=0, *, may_go_back=False, timeout=None):
-        await self._request(self._put, peer, key, tensor, step, may_go_back, timeout)
+        return Put(*await self._request(self._put, peer, key, tensor, step, may_go_back, timeout))
 
     def put_wait(self, peer, key, tensor, step=0, *, may_go_back=False, timeout=None):
-        self._put(None, None, peer, key, tensor, step, may_go_back, timeout)
+        return Put(*self._put(None, None, peer, key, tensor, step, may_go_back, timeout))
 
     async def list(self, peer, pattern="*", *, timeout=None):
         return [ListedTensor(*found) for found in await self._request(self._list, peer, pattern, timeout)]

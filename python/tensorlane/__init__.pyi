@@ -93,7 +93,8 @@ class Tensor:
     def is_verified(self) -> bool:
         """Whether a checksum was wanted and matches."""
     def as_bytes(self) -> Tensor:
-        """Returns the same memory as a tensor of U8 with the shape (nbytes,)."""
+        """Returns the same memory as a tensor of U8 with the shape (nbytes,), with the step, path and duration of this
+        one."""
     def strings(self) -> list[bytes]:
         """Returns the elements of a tensor of STRING, row-major. Raises InvalidArgument for any other dtype."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -176,6 +177,17 @@ class Box(typing.NamedTuple):
     """Where the box begins in `into`, which has the rank of the tensor; what lies outside of the box stays as it is.
     None: `into` has the shape of the box."""
 
+class Put(typing.NamedTuple):
+    """How what was put travelled."""
+    path: str
+    """As Tensor.path."""
+    path_reason: str
+    """Why it was this path and not a faster one; "" when there is no reason."""
+    nbytes: int
+    """Bytes that moved."""
+    duration: float
+    """Seconds from the call to the completion."""
+
 class Health(typing.NamedTuple):
     """What Worker.health says."""
     is_healthy: bool
@@ -236,7 +248,7 @@ class Worker:
     def close(self, timeout: typing.Optional[float] = None) -> None:
         """Refuses new requests, lets running transfers finish for the timeout (None: timeouts.drain of the
         configuration), and ends what is open with Cancelled. Calls that wait in other threads end first. Closing again
-        does nothing."""
+        does nothing. Ctrl-C does not end it, nor opening; KeyboardInterrupt is raised after it."""
     @property
     def closed(self) -> bool:
         """Whether it was closed, or is being closed."""
@@ -340,8 +352,9 @@ class Worker:
         (None: no limit)."""
 
     async def put(self, peer: Peer, key: str, tensor: TensorLike, step: int = 0, *, may_go_back: bool = False,
-                  timeout: typing.Optional[float] = None) -> None:
+                  timeout: typing.Optional[float] = None) -> Put:
         """Publishes a tensor at a peer, in place of what is published there under the key; done when the peer has it.
+        Returns how it travelled.
 
         The peer keeps it in its own memory until it is replaced or withdrawn; it lives on when this worker has closed.
         may_go_back: also in place of a later step. At the worker itself it is publish: the memory is referred to.
@@ -351,7 +364,7 @@ class Worker:
         Cancelled: the worker closed, or the peer was removed; the peer may have accepted it all the same.
         """
     def put_wait(self, peer: Peer, key: str, tensor: TensorLike, step: int = 0, *, may_go_back: bool = False,
-                 timeout: typing.Optional[float] = None) -> None:
+                 timeout: typing.Optional[float] = None) -> Put:
         """As put, blocking."""
     async def list(self, peer: Peer, pattern: str = "*", *,
                    timeout: typing.Optional[float] = None) -> builtins.list[ListedTensor]:

@@ -65,20 +65,20 @@ def _destinations_of(state):
     return destinations
 
 
-def _check(index, into):
+def _check(index, into, peer, prefix):
     """Raises an error that names what does not fit, before a byte is received."""
     missing, unexpected = sorted(index.keys() - into.keys()), sorted(into.keys() - index.keys())
     if missing or unexpected:
-        raise InvalidArgument(f"the names differ: the peer has also {missing}, and lacks {unexpected}")
+        raise InvalidArgument(f"the names differ: the peer has also {missing}, and lacks {unexpected}", peer, prefix)
     wrong = [f"{name} is {of['dtype']} {tuple(of['shape'])}, not {into[name].tensor.dtype} {into[name].shape}"
              for name, of in index.items()
              if (of["dtype"], tuple(of["shape"])) != (into[name].tensor.dtype, into[name].shape)]
     if wrong:
-        raise FailedPrecondition("at the peer " + "; ".join(wrong))
+        raise FailedPrecondition("at the peer " + "; ".join(wrong), peer, prefix)
     shared = [f"{name} and {other}" for name, other in _overlaps(into)
               if (index[name]["key"], into[name].part) != (index[other]["key"], into[other].part)]
     if shared:
-        raise FailedPrecondition("names that share memory are apart at the peer: " + "; ".join(shared))
+        raise FailedPrecondition("names that share memory are apart at the peer: " + "; ".join(shared), peer, prefix)
 
 
 def _overlaps(destinations):
@@ -143,7 +143,7 @@ def pull(peer, into, step, prefix, timeout, progress):
         got = yield "recv", (peer, prefix, step), {"timeout": timeout}
         index = json.loads(bytes(got))
         if destinations is not None:
-            _check(index, destinations)
+            _check(index, destinations, peer, prefix)
         try:
             arrived = yield from _pull_step(peer, index, destinations, got.step, timeout, progress)
         except Error:

@@ -17,7 +17,11 @@ import numpy
 class AtPeer(WorkersCase):
     def test_put(self):
         values = numpy.arange(6.0).reshape(2, 3)
-        self.asker.put_wait(self.peer, "values", values, step=4)
+        put = self.asker.put_wait(self.peer, "values", values, step=4)
+        self.assertEqual(put.nbytes, values.nbytes)
+        self.assertNotIn(put.path, ("none", ""))
+        self.assertIsInstance(put.path_reason, str)
+        self.assertGreater(put.duration, 0)
         values[:] = 0  # the peer has a copy of its own
         self.assertEqual(self.owner.recv_wait(self.owner.name, "values").step, 4)
         numpy.testing.assert_array_equal(numpy.asarray(self.asker.recv_wait(self.peer, "values")).ravel(), range(6))
@@ -69,7 +73,7 @@ class AtPeer(WorkersCase):
 
     def test_awaitable(self):
         async def main():
-            await self.asker.put(self.peer, "a", b"1", step=1)
+            self.assertEqual((await self.asker.put(self.peer, "a", b"1", step=1)).nbytes, 1)
             listed = await self.asker.list(self.peer)
             one = await self.asker.stat(self.peer, "a")
             with self.assertRaises(tensorlane.NotFound):

@@ -153,12 +153,15 @@ class StateDicts(WorkersCase):
         self.owner.publish_state_dict(model_of(1))
         into = model_of(0)
         into["another"] = into.pop("layer.bias")
-        with self.assertRaisesRegex(tensorlane.InvalidArgument, r"has also \['layer.bias'\], and lacks \['another'\]"):
+        wrong = r"has also \['layer.bias'\], and lacks \['another'\]"
+        with self.assertRaisesRegex(tensorlane.InvalidArgument, wrong) as caught:
             self.asker.pull_state_dict_wait(self.peer, into=into)
+        self.assertEqual((caught.exception.peer, caught.exception.key), (self.peer, "model"))
         into = {**model_of(0), "layer.bias": numpy.zeros(9), "step": numpy.zeros((), numpy.int32)}
         wrong = r"layer.bias is I64 \(8,\), not F64 \(9,\); step is"
-        with self.assertRaisesRegex(tensorlane.FailedPrecondition, wrong):
+        with self.assertRaisesRegex(tensorlane.FailedPrecondition, wrong) as caught:
             self.asker.pull_state_dict_wait(self.peer, into=into)
+        self.assertEqual((caught.exception.peer, caught.exception.key), (self.peer, "model"))
         self.assert_is({**into, "layer.bias": model_of(0)["layer.bias"], "step": numpy.array(0)}, 0)
         with self.assertRaises(tensorlane.Unimplemented):
             self.owner.publish_state_dict({"sharded": Sharded((1,), b"0", [], (), ())})
@@ -167,8 +170,9 @@ class StateDicts(WorkersCase):
         self.owner.publish_state_dict({"one": numpy.ones(8), "two": numpy.zeros(8), "none": numpy.zeros(0)})
         whole = numpy.full(12, 5.0)
         for into in ({"one": whole[:8], "two": whole[:8]}, {"one": whole[:8], "two": whole[4:]}):
-            with self.assertRaisesRegex(tensorlane.FailedPrecondition, "one and two|two and one"):
+            with self.assertRaisesRegex(tensorlane.FailedPrecondition, "one and two|two and one") as caught:
                 self.asker.pull_state_dict_wait(self.peer, into={**into, "none": whole[:0]})
+            self.assertEqual((caught.exception.peer, caught.exception.key), (self.peer, "model"))
         numpy.testing.assert_array_equal(whole, numpy.full(12, 5.0))
         whole = numpy.full(16, 5.0)
         self.asker.pull_state_dict_wait(self.peer, into={"one": whole[:8], "two": whole[8:], "none": whole[:0]})
@@ -214,7 +218,7 @@ class StateDicts(WorkersCase):
             self.owner.publish_state_dict({"a": numpy.full(3, 1), "b": numpy.full(3, 1)}, step=1, prefix=pull.__name__)
             indexes = []
 
-            def publish_again(index, into):
+            def publish_again(index, *_):
                 indexes.append(list(index))
                 if len(indexes) == 1:
                     self.owner.publish_state_dict({"a": numpy.full(3, 2)}, step=2, prefix=pull.__name__)

@@ -264,7 +264,20 @@ class Peers(WorkersCase):
             self.asker.recv_wait(self.owner.name, "key")
         again = self.asker.add_peer(self.owner.address, name=self.owner.name, incarnation=self.owner.incarnation)
         self.assertNotEqual(again, self.peer)
+        with self.assertRaises(tensorlane.AlreadyExists) as caught:
+            self.asker.add_peer("127.0.0.1:9", name=self.owner.name)
+        self.assertEqual(caught.exception.peer, "127.0.0.1:9")
         self.assertEqual(bytes(self.asker.recv_wait(self.owner.name, "key")), b"value")
+
+    def test_bytes_of_what_came(self):
+        """They say how they came, as the tensor does."""
+        self.owner.publish("key", numpy.zeros(1000), step=3)
+        got = self.asker.recv_wait(self.peer, "key", checksum=True)
+        seen = got.as_bytes()
+        for name in ("step", "path", "path_reason", "duration", "is_verified"):
+            self.assertEqual(getattr(seen, name), getattr(got, name), name)
+        self.assertEqual((seen.step, seen.is_verified), (3, True))
+        self.assertNotEqual(seen.path, "none")
 
     def test_a_peer_that_is_not_there(self):
         absent = self.asker.add_peer("127.0.0.1:9")
@@ -303,8 +316,9 @@ class BlockingSubscriptions(WorkersCase):
     def test_into_and_timeout(self):
         into = [numpy.zeros(4, numpy.int64) for _ in range(2)]
         with self.asker.subscribe_wait(self.peer, "rows", into=into, timeout=0.01) as subscription:
-            with self.assertRaises(tensorlane.DeadlineExceeded):
+            with self.assertRaises(tensorlane.DeadlineExceeded) as caught:
                 next(subscription)
+            self.assertEqual((caught.exception.peer, caught.exception.key), (self.peer, "rows"))
             self.owner.publish("rows", numpy.full(4, 3), step=3)
             while True:
                 try:
