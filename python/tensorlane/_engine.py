@@ -19,6 +19,8 @@ PATIENCE_SEC = 5
 MAX_PEERS = 256
 # Values of at least so many bytes may take another path than smaller ones.
 LARGE_BYTES = 1 << 16
+# What was said of a peer is remembered for so many ways.
+MAX_WAYS = 16
 SLOW_PATHS = ("grpc", "serialized", "gpu-proxy")
 SETTINGS = "TENSORLANE_SETTINGS"
 
@@ -145,13 +147,15 @@ class Endpoint:
         return memoryview(got) if got.path == "mapped" else None
 
     def note(self, peer, tensors):
-        """Says how tensors came from a peer, when that is another way than the last time."""
+        """Says how tensors came from a peer, each way and reason once, and again when it has become fast or slow. Of
+        the fast ways the library chooses one for each value anew."""
         for tensor in tensors:
-            # Of the fast paths the library chooses for each value anew.
             is_large, is_fast = tensor.nbytes >= LARGE_BYTES, tensor.path not in SLOW_PATHS
-            if tensor.path == "none" or peer.paths.get(is_large) == is_fast:
+            way = tensor.path, tensor.path_reason
+            was_fast, said = peer.paths.get(is_large, (None, ()))
+            if tensor.path == "none" or was_fast == is_fast and way in said:
                 continue
-            peer.paths[is_large] = is_fast
+            peer.paths[is_large] = is_fast, (*said[-MAX_WAYS:], way)
             self._logger.info("tensorlane: %s values from %s come by %s%s", "large" if is_large else "small",
                               peer.address, tensor.path, f" ({tensor.path_reason})" if tensor.path_reason else "")
 

@@ -454,15 +454,17 @@ class Client:
     """A cache at an owner. Any thread may use it; its work is done in a thread of its own.
 
     address: of the owner. timeout: seconds for each call, after which blocks count as not there. host: the address of
-    this machine at which the owner receives what is set; None: that from which the owner is reached.
+    this machine at which the owner receives what is set; None: that from which the owner is reached. logger: that of
+    the engine which has the client.
     """
 
-    def __init__(self, address, timeout=5, host=None):
+    def __init__(self, address, timeout=5, host=None, logger=_logger):
         self._owner = address
+        self._logger = logger
         self._timeout = timeout
         self._name = uuid.uuid4().hex
         self._host = host
-        self._endpoint = _engine.Endpoint(lambda: self._host, _logger)
+        self._endpoint = _engine.Endpoint(lambda: self._host, logger)
         self._number = 0
         self._gets_done = []
         self._slots = _Slots()
@@ -564,7 +566,7 @@ class Client:
         except (Error, OSError) as error:
             text = re.sub(r"[\da-f]+", "N", str(error))
             if text != self._last_failure:
-                _logger.warning("the cache at %s is not used: %s", self._owner, error)
+                self._logger.warning("the cache at %s is not used: %s", self._owner, error)
             self._last_failure = text
             if isinstance(error, (TimeoutError, Unavailable)) or not self._has_met():
                 self._rests_until = time.monotonic() + REST_SEC
@@ -737,11 +739,19 @@ class Client:
         return found
 
 
+def _lmcache_logger():
+    """LMCache shows what loggers say that it has made itself."""
+    if "lmcache" not in sys.modules:
+        return _logger
+    from lmcache.logging import init_logger
+    return init_logger("lmcache.tensorlane")
+
+
 class LMCacheClient:
     """The client that LMCache's native plug-in (type native_plugin) loads, with its five calls."""
 
     def __init__(self, address, timeout=5, host=None):
-        self._client = Client(address, timeout, host)
+        self._client = Client(address, timeout, host, _lmcache_logger())
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._done = collections.deque()
         self._number = 0

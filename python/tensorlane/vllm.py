@@ -6,6 +6,7 @@
 docs/kv.md is the page.
 """
 import collections
+import logging
 import threading
 import time
 
@@ -14,6 +15,9 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from . import kv
+
+# vLLM shows what its own loggers say.
+_logger = logging.getLogger("vllm.tensorlane")
 
 
 class _Lookups(AsyncLookupManager):
@@ -35,7 +39,7 @@ class Tier(SecondaryTierManager):
     def __init__(self, offloading_spec, primary_kv_view, tier_type, address, timeout=5, host=None, prefix="vllm",
                  backpressure_detector=None):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        self.client = kv.Client(address, timeout, host)
+        self.client = kv.Client(address, timeout, host, _logger)
         self._prefix = prefix
         self._chunks = memoryview(primary_kv_view).cast("B")
         self._lookups = _Lookups(self, tier_type)

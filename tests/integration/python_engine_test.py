@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import threading
+import types
 import unittest
 
 from python_support import PATIENCE, start_script, tensorlane, wait_until
@@ -44,6 +45,23 @@ class Engines(unittest.TestCase):
                 got = self.receive(["a", "b"]).wait()
                 self.assertEqual([bytes(tensor)[:2] for tensor in got], [b"aa", b"bb"])
         self.assertEqual(len([line for line in logs.output if "large values from" in line]), 1, logs.output)
+
+    def test_each_change_of_path_is_said_once(self):
+        def came(path, reason="", nbytes=1 << 20):
+            return types.SimpleNamespace(path=path, path_reason=reason, nbytes=nbytes)
+
+        with self.assertLogs("engine", "INFO") as logs:
+            for tensor in (came("mapped"), came("mapped"), came("zero-copy"), came("mapped"), came("none"),
+                           came("bounce", "no memory"), came("bounce", "unaligned"), came("zero-copy"),
+                           came("grpc", "x"), came("grpc", "x"), came("mapped"), came("inline", nbytes=1),
+                           came("inline", nbytes=1)):
+                self.endpoint.note(self.peer, [tensor])
+            for number in range(100):
+                self.endpoint.note(self.peer, [came("grpc", str(number))])
+        self.assertEqual([line.split(" come by ")[1] for line in logs.output][:8], [
+            "mapped", "zero-copy", "bounce (no memory)", "bounce (unaligned)", "grpc (x)", "mapped", "inline",
+            "grpc (0)"])
+        self.assertLess(len(self.peer.paths[True][1]), 20)
 
     def test_a_receive_that_is_asked_whether_it_is_done(self):
         receive = self.receive(["none"])

@@ -3,6 +3,7 @@
 """SGLang's and vLLM's own factories load the classes of tensorlane that store their blocks, which then move blocks in
 host memory. Their schedulers and caches need a model on a GPU, and are not run."""
 import collections
+import logging
 import signal
 import time
 import unittest
@@ -14,6 +15,7 @@ with packages():
     import torch
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+    from vllm.logger import _configure_vllm_root_logger as configure_logging
     from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
     from vllm.v1.kv_offload.tiering.base import TransferJob
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
@@ -99,6 +101,18 @@ class VLLM(Owned):
         self.assertEqual((result.success, result.successful_keys), (False, [self.keys[0]]))
         self.assertFalse(self.tier.has_pending_work())
         self.tier.on_request_finished(self.request)
+
+    def test_its_path_is_in_the_log_of_vllm(self):
+        self.addCleanup(setattr, logging.getLogger("vllm"), "level", logging.getLogger("vllm").level)
+        configure_logging()  # as vLLM's engine does
+        logger = logging.getLogger("vllm.tensorlane")
+        self.assertTrue(logger.isEnabledFor(logging.INFO) and logger.hasHandlers())
+        with self.assertLogs(logger, "INFO") as logs:
+            self.tier.submit_store(self.job(1, self.keys, range(16), False))
+            self.finish()
+            self.tier.submit_load(self.job(2, self.keys, range(16), True))
+            self.finish()
+        self.assertRegex("\n".join(logs.output), "large values from .* come by ")
 
     def test_a_job_that_is_taken_at_once(self):
         """vLLM may ask for results between the result and the end of the job; what it waits for has its result."""

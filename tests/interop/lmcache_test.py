@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LMCache's own factory loads the client of tensorlane.kv from its configuration, and LMCache's adapter drives it with
 its own keys and memory objects: stores, look-ups, loads, deletions, and an owner that dies."""
+import logging
 import os
 import select
 import signal
@@ -78,6 +79,14 @@ class LMCache(unittest.TestCase):
         bitmap = adapter.query_load_result(task)
         return [one.raw_data[0].item() if bitmap.test(place) and bool((one.raw_data == one.raw_data[0]).all()) else None
                 for place, one in enumerate(objects)]
+
+    def test_its_path_is_in_the_log_of_lmcache(self):
+        logger = logging.getLogger("lmcache.tensorlane")
+        self.assertTrue(logger.isEnabledFor(logging.INFO) and logger.hasHandlers())
+        with self.assertLogs(logger, "INFO") as logs:
+            self.store(range(COUNT))
+            self.load(range(COUNT))
+        self.assertRegex("\n".join(logs.output), "large values from .* come by ")
 
     def test_store_look_up_load_and_delete(self):
         self.assertTrue(self.store(range(COUNT)).is_successful())
