@@ -234,7 +234,10 @@ static void handshake_pass(struct tl_tls_handshakes *handshakes, struct handshak
     int fd;
     (void)epoll_ctl(handshakes->epoll, EPOLL_CTL_DEL, handshake->connection, NULL);
     int connection = handshake->connection;
-    if (add_to_relay(handshakes, handshake, &fd, &error) != TL_OK) {
+    /* Certificates may have been loaded again since the handshake began. */
+    enum tl_status status = tl_tls_session_recheck(handshake->session, handshakes->context, &error);
+    if (status == TL_OK) status = add_to_relay(handshakes, handshake, &fd, &error);
+    if (status != TL_OK) {
         handshake_fail(handshakes, handshake, &error);
         return;
     }

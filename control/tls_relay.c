@@ -79,7 +79,7 @@ struct relayed {
     bool is_wire_ended; /* nothing more comes from the peer */
     bool is_pair_ended; /* nothing more comes from gRPC */
     int64_t ended_ns;   /* when the first of these became true; 0: neither is */
-    int64_t not_after;  /* end of the peer's certificate, in seconds since 1970 */
+    int64_t not_after;  /* end of the peer's chain of certificates, in seconds since 1970 */
 };
 
 struct tl_tls_relay {
@@ -349,7 +349,8 @@ static bool is_accepted_still(const struct relayed *relayed, const struct tl_tls
                               struct tl_error *ret_error)
 {
     if (now > relayed->not_after) {
-        tl_error_set(ret_error, TL_UNAUTHENTICATED, "the certificate of %s has expired", relayed->peer->name.text);
+        tl_error_set(ret_error, TL_UNAUTHENTICATED, "the certificate of %s, or one of its authorities, has expired",
+                     relayed->peer->name.text);
         return false;
     }
     return context == NULL || tl_tls_session_recheck(relayed->session, context, ret_error) == TL_OK;
@@ -365,6 +366,7 @@ static void look_at_all(struct tl_tls_relay *relay)
     struct tl_tls_context *context = relay->context;
     relay->context = NULL;
     pthread_mutex_unlock(&relay->mutex);
+    take_added(relay); /* those that were added before the context was replaced must be looked at, too */
     int64_t now = (int64_t)time(NULL);
     struct tl_list *next;
     for (struct tl_list *place = relay->all.next; place != &relay->all; place = next) {

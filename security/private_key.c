@@ -9,6 +9,7 @@
 #include <openssl/pem.h>
 #include <openssl/rsa.h>
 #include <openssl/x509.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -64,14 +65,63 @@ static EVP_PKEY *read_curve_key(const unsigned char *der, long len, int curve)
     return curve != NID_undef ? make_curve_key(curve, number, number_len) : NULL;
 }
 
-static EVP_PKEY *read_rsa_key(const unsigned char *der, long len)
+/* An RSA key that is used through EVP_PKEY is copied into OpenSSL's provider, in ordinary memory. So the key that is
+ * used has the public numbers only, and its method signs with another one, which stays in the secure heap. */
+static RSA_METHOD *rsa_method; /* NULL: no memory */
+static int rsa_secret_index;   /* where a key keeps the other one */
+
+static int sign(int len_bytes, const unsigned char *bytes, unsigned char *signature, RSA *key, int padding)
 {
-    RSA *key = d2i_RSAPrivateKey(NULL, &der, len);
-    EVP_PKEY *made = key != NULL ? EVP_PKEY_new() : NULL;
-    if (made != NULL && EVP_PKEY_assign_RSA(made, key) == 1) return made;
+    return RSA_private_encrypt(len_bytes, bytes, signature, RSA_get_ex_data(key, rsa_secret_index), padding);
+}
+
+static void free_secret(void *parent, void *secret, CRYPTO_EX_DATA *data, int index, long number, void *pointer)
+{
+    (void)parent;
+    (void)data;
+    (void)index;
+    (void)number;
+    (void)pointer;
+    RSA_free(secret);
+}
+
+static void prepare_rsa(void)
+{
+    rsa_secret_index = RSA_get_ex_new_index(0, NULL, NULL, NULL, free_secret);
+    rsa_method = RSA_meth_dup(RSA_PKCS1_OpenSSL());
+    if (rsa_method == NULL || rsa_secret_index < 0 || RSA_meth_set_priv_enc(rsa_method, sign) != 1) {
+        RSA_meth_free(rsa_method);
+        rsa_method = NULL;
+    }
+}
+
+/* Makes the key that is used. Owns the secret one, also when it fails. */
+static EVP_PKEY *hide_rsa_key(RSA *secret)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, prepare_rsa);
+    RSA_clear_flags(secret, RSA_FLAG_CACHE_PRIVATE); /* what it prepares for its primes would be in ordinary memory */
+    RSA *key = RSA_new();
+    EVP_PKEY *made = EVP_PKEY_new();
+    BIGNUM *modulus = BN_dup(RSA_get0_n(secret)), *exponent = BN_dup(RSA_get0_e(secret));
+    bool has_numbers = key != NULL && RSA_set0_key(key, modulus, exponent, NULL) == 1;
+    if (!has_numbers) {
+        BN_free(modulus);
+        BN_free(exponent);
+    }
+    bool owns_secret = has_numbers && rsa_method != NULL && RSA_set_method(key, rsa_method) == 1 &&
+                       RSA_set_ex_data(key, rsa_secret_index, secret) == 1;
+    if (!owns_secret) RSA_free(secret);
+    if (owns_secret && made != NULL && EVP_PKEY_assign_RSA(made, key) == 1) return made;
     RSA_free(key);
     EVP_PKEY_free(made);
     return NULL;
+}
+
+static EVP_PKEY *read_rsa_key(const unsigned char *der, long len)
+{
+    RSA *secret = d2i_RSAPrivateKey(NULL, &der, len);
+    return secret != NULL ? hide_rsa_key(secret) : NULL;
 }
 
 /* PKCS #8: which kind of key it is, and the key. The structure is cleared when it is freed. */
@@ -96,6 +146,16 @@ static EVP_PKEY *read_any_key(const unsigned char *der, long len)
     return made;
 }
 
+/* Copying leaves bytes of the key in vector registers. A thread that is made next inherits them, and finds them on its
+ * stack when the dynamic linker saves registers there. Copies of every length class use them all. */
+static void overwrite_registers(void)
+{
+    unsigned char nothing[2][2048] = {{0}};
+    void *(*volatile copy)(void *, const void *, size_t) = memmove; /* called, whatever the compiler makes of it */
+    for (size_t len = 16; len <= sizeof(nothing[0]); len *= 2)
+        (void)copy(nothing[1], nothing[0], len);
+}
+
 EVP_PKEY *tl_private_key_read(const char *pem, size_t len_bytes)
 {
     static const char *const names[] = {PEM_STRING_PKCS8INF, PEM_STRING_ECPRIVATEKEY, PEM_STRING_RSA};
@@ -113,5 +173,6 @@ EVP_PKEY *tl_private_key_read(const char *pem, size_t len_bytes)
         OPENSSL_secure_clear_free(der, (size_t)len);
         BIO_free(text);
     }
+    overwrite_registers();
     return made;
 }

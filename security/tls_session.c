@@ -286,6 +286,7 @@ int tl_tls_session_verify(int is_accepted, X509_STORE_CTX *store_context)
 enum tl_status tl_tls_session_recheck(const struct tl_tls_session *session, const struct tl_tls_context *context,
                                       struct tl_error *ret_error)
 {
+    if (context == session->context) return TL_OK; /* the handshake has checked it against this one */
     X509 *certificate = SSL_get0_peer_certificate(session->ssl);
     X509_STORE_CTX *check = X509_STORE_CTX_new();
     enum tl_status status = TL_OK;
@@ -381,10 +382,15 @@ const struct tl_certificate_name *tl_tls_session_peer(const struct tl_tls_sessio
 
 int64_t tl_tls_session_not_after(const struct tl_tls_session *session)
 {
-    const X509 *certificate = SSL_get0_peer_certificate(session->ssl);
-    struct tm end;
-    if (certificate == NULL || ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &end) != 1) return 0;
-    return (int64_t)timegm(&end);
+    const STACK_OF(X509) *chain = SSL_get0_verified_chain(session->ssl);
+    int64_t first = 0;
+    for (int i = 0; i < sk_X509_num(chain); i++) {
+        struct tm end;
+        if (ASN1_TIME_to_tm(X509_get0_notAfter(sk_X509_value(chain, i)), &end) != 1) return 0;
+        int64_t not_after = (int64_t)timegm(&end);
+        if (i == 0 || not_after < first) first = not_after;
+    }
+    return first;
 }
 
 enum tl_tls_progress tl_tls_session_read(struct tl_tls_session *session, void *bytes, size_t capacity,

@@ -406,6 +406,11 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
         worker_free(worker);
         return status;
     }
+    if (worker->settings.security.ca == NULL) {
+        TL_LOG_AT_INFO("this worker authenticates nobody: whoever reaches its port may do everything; see "
+                       "docs/security.md for certificates",
+                       TL_STR("worker", tl_worker_name(worker)));
+    }
     *ret_worker = worker;
     return TL_OK;
 }

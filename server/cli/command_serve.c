@@ -149,11 +149,6 @@ static void notify_ready(const struct serve *serve)
         {.key = NULL},
     };
     tl_log_write(TL_LOG_INFO, "worker ready", fields);
-    if (serve->config.task->settings.security.ca == NULL) {
-        TL_LOG_AT_INFO("this worker authenticates nobody: whoever reaches its port may do everything; see "
-                       "docs/security.md for certificates",
-                       TL_STR("worker", serve->config.task->name));
-    }
     snprintf(state, sizeof(state), "READY=1\nSTATUS=%s serves %" PRIu64 " published tensors on port %u",
              tl_worker_name(serve->worker), stats.published_tensors, tl_worker_port(serve->worker));
     notify(state);

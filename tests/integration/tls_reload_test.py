@@ -3,9 +3,11 @@
 """Certificates that are replaced or revoked while workers run: the change counts without a restart, and no other link
 breaks."""
 import json
+import socket
+import ssl
 
 import cli_support
-from cli_support import run, some_tensors, wait_until, write_safetensors
+from cli_support import PATIENCE, run, some_tensors, wait_until, write_safetensors
 
 CLIENT = "spiffe://example.org/client/client"
 ALLOW = [{"who": ["member"], "what": ["read", "list", "push", "peers"]},
@@ -54,6 +56,41 @@ class Reload(cli_support.Case):
         self.assertEqual(self.links(), ["up", "up"])
         for process in (self.ps, self.worker):
             self.assertIsNone(process.find("peer lost"))
+
+    def begin_handshake(self, port):
+        """Does all of a handshake but its last flight, which has the client's certificate. Returns the connection and
+        that flight."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.load_verify_locations(self.certs / "ca.pem")
+        context.load_cert_chain(self.certs / "client.pem", self.certs / "client.key")
+        context.set_alpn_protocols(["h2"])
+        arrived, leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        secured = context.wrap_bio(arrived, leaving)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+        self.addCleanup(connection.close)
+        while True:
+            try:
+                secured.do_handshake()
+                return connection, leaving.read()
+            except ssl.SSLWantReadError:
+                connection.sendall(leaving.read())
+                arrived.write(connection.recv(1 << 16))
+
+    def test_a_certificate_that_is_revoked_during_its_handshake(self):
+        """The list counts that is there when the handshake ends."""
+        ps = self.config.start("ps", 0)
+        port = self.config.port()
+        connection, last_flight = self.begin_handshake(port)
+        self.assert_run(0, "cert", "revoke", "-o", self.certs, self.certs / "client.pem")
+        ps.await_line("certificates loaded again")
+        connection.sendall(last_flight)
+        line = ps.await_line("TLS handshake failed")
+        self.assertIn("certificate revoked", line)
+        with self.assertRaises((ConnectionResetError, EOFError)):
+            while connection.recv(1 << 16):
+                pass
+            raise EOFError
 
     def test_certificates_are_replaced_while_workers_run(self):
         self.start()

@@ -11,6 +11,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import unittest
 
 import cli_support
 from cli_support import PATIENCE, read_safetensors, run, some_tensors, wait_until, write_safetensors
@@ -19,6 +20,10 @@ from cli_support import PATIENCE, read_safetensors, run, some_tensors, wait_unti
 EVERYBODY = [{"who": ["any"], "what": ["read", "list", "push", "peers", "withdraw"]}]
 # Restarts in one test; more are for a long run by hand.
 CYCLES = int(os.environ.get("TENSORLANE_TEST_CYCLES", "10"))
+
+
+def openssl(*arguments):
+    return subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, check=True).stdout
 
 
 class TlsCase(cli_support.Case):
@@ -108,22 +113,23 @@ class Cluster(TlsCase):
             self.assertNotIn(key, text)
             self.assertNotIn("PRIVATE", text)
 
-    def test_no_key_is_in_a_core_file(self):
-        """What the kernel leaves out of core files has the flag dd; the key is in no other memory."""
-        if cli_support.SANITIZE:
-            self.skipTest("sanitizers map more memory than can be read")
-        cluster = self.secured(ps=2)
-        worker, other = cluster.start("ps", 0), cluster.start("ps", 1)
-        self.assert_healthy(cluster, 2)
-        path = self.certs / "ps-0.key"
-        shown = subprocess.run(["openssl", "pkey", "-in", path, "-noout", "-text"], capture_output=True, text=True,
-                               check=True).stdout
-        secret = bytes.fromhex("".join(re.search(r"priv:\n((?:    .*\n)+)", shown)[1].replace(":", "").split()))
-        needles = {"number": secret[-32:], "number, reversed": secret[-32:][::-1],
-                   "text": path.read_text().splitlines()[1].encode()}
-        found, left_out, looked_at = [], 0, 0
-        with open(f"/proc/{worker.pid}/smaps", encoding="utf-8") as maps, \
-                open(f"/proc/{worker.pid}/mem", "rb", buffering=0) as memory:
+    def replace_by_rsa(self, name):
+        """Gives a worker an RSA key and a certificate of the same name for it."""
+        certificate, key, request = (self.certs / f"{name}.{kind}" for kind in ("pem", "key", "csr"))
+        uri = re.search(r"URI:[^,\s]+", openssl("x509", "-in", certificate, "-noout", "-ext", "subjectAltName"))[0]
+        openssl("req", "-new", "-newkey", "rsa:3072", "-nodes", "-keyout", key, "-out", request, "-subj", f"/CN={name}")
+        extensions = self.folder / "extensions"
+        extensions.write_text(f"subjectAltName={uri}\nextendedKeyUsage=serverAuth,clientAuth\n")
+        openssl("x509", "-req", "-in", request, "-CA", self.certs / "ca.pem", "-CAkey", self.certs / "ca.key", "-days",
+                "2", "-extfile", extensions, "-out", certificate)
+        key.chmod(0o600)
+
+    def assert_in_secure_heap(self, pid, needles):
+        """What the kernel leaves out of core files has the flag dd; the needles are in no other memory of the process,
+        and each is there."""
+        found, left_out, looked_at = [], set(), 0
+        process = pathlib.Path("/proc", str(pid))
+        with open(process / "smaps", encoding="utf-8") as maps, open(process / "mem", "rb", buffering=0) as memory:
             for place in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", maps.read()):
                 begin, end = (int(number, 16) for number in place.split(None, 1)[0].split("-"))
                 if not place.split()[1].startswith("rw") or "[v" in place.split("\n", 1)[0]:
@@ -133,15 +139,42 @@ class Cluster(TlsCase):
                     content = memory.read(end - begin)
                 except OSError:
                     continue
-                is_left_out = "dd" in place.rpartition("VmFlags:")[2].split()
                 names = [name for name, needle in needles.items() if needle in content]
                 looked_at += len(content)
-                left_out += is_left_out and "number, reversed" in names
-                found += [] if is_left_out else names
+                if "dd" in place.rpartition("VmFlags:")[2].split():
+                    left_out.update(names)
+                else:
+                    found += names
         self.assertGreater(looked_at, 1 << 20)
         self.assertEqual(found, [])
-        self.assertGreater(left_out, 0, "the key was not found where it must be: this test looks for the wrong thing")
+        return left_out
+
+    def check_core_file(self, label):
+        """label: what openssl calls the private number."""
+        cluster = self.secured(ps=2)
+        if label == "privateExponent":
+            self.replace_by_rsa("ps-0")
+        worker, other = cluster.start("ps", 0), cluster.start("ps", 1)
+        self.assert_healthy(cluster, 2)
+        path = self.certs / "ps-0.key"
+        shown = openssl("pkey", "-in", path, "-noout", "-text")
+        needles = {f"line {i}": line.encode() for i, line in enumerate(path.read_text().splitlines()[1:-1])}
+        for name in [label, "prime1", "prime2", "exponent1", "exponent2", "coefficient"]:
+            digits = re.search(name + r":\n((?:    .*\n)+)", shown)
+            if digits is not None:
+                number = bytes.fromhex("".join(digits[1].replace(":", "").split()))[-32:]
+                needles |= {name: number, f"{name}, reversed": number[::-1]}
+        left_out = self.assert_in_secure_heap(worker.pid, needles)
+        self.assertIn(f"{label}, reversed", left_out, "this test looks for the wrong thing")
         other.stop()
+
+    @unittest.skipIf(cli_support.SANITIZE, "sanitizers map more memory than can be read")
+    def test_no_curve_key_is_in_a_core_file(self):
+        self.check_core_file("priv")
+
+    @unittest.skipIf(cli_support.SANITIZE, "sanitizers map more memory than can be read")
+    def test_no_rsa_key_is_in_a_core_file(self):
+        self.check_core_file("privateExponent")
 
     def test_restarts(self):
         """The worker that stays leaks nothing, however often its peer restarts."""
