@@ -238,11 +238,12 @@ static bool answer_probe(struct tl_worker *worker, struct tl_serve *serve)
 /* Answers a peer that fetches the tensor of a put of this worker. Returns false when it asks for something else. */
 static bool answer_put(struct tl_worker *worker, struct tl_serve *serve)
 {
-    struct tl_error error = {.code = TL_OK};
+    struct tl_error error; /* no need to clear its text for each request */
     struct tl_offer offer;
     if (!tl_put_sources_find(&worker->sources.puts, serve->key, serve->step, serve->id.incarnation, &offer))
         return false;
     serve->is_final = true;
+    error.code = TL_OK;
     if (offer.tensor == NULL) tl_error_set(&error, TL_NOT_FOUND, "no such put is under way");
     serve->ops->reply(serve, &error, &offer);
     return true;
