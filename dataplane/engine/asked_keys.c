@@ -9,29 +9,31 @@
 
 #include <xxhash.h>
 
-#define HASH_NONFATAL_OOM 1
-#define HASH_FUNCTION(key, len_bytes, ret_hash) ((ret_hash) = (unsigned)XXH3_64bits(key, len_bytes))
-#include <uthash.h>
-
 #define FIRST_CAPACITY 64
 /* A number goes to another key when so many times as many requests as there are numbers have not named its key. */
 #define IDLE_ROUNDS 4
 
 struct tl_asked_key {
-    struct tl_list place; /* in keys->used */
+    struct tl_hash_link hash; /* in keys->entries */
+    struct tl_list place;     /* in keys->used */
     uint32_t number;
     bool is_number_sent;           /* the peer knows the number */
     uint64_t used;                 /* keys->clock when the key was last asked for */
     uint64_t expected_step;        /* what the latest request has said; valid when is_number_sent */
     struct tl_meta_data *sent;     /* what the peer remembers of the requests; NULL: nothing, or that is not known */
     struct tl_meta_cached *cached; /* what the next value is expected to be; NULL: nothing is known */
-    UT_hash_handle hh;
     char key[];
 };
 
+/* The keys are those of our own program, so that their hashes need no secret. */
+static uint32_t hash_of(const char *key, size_t key_bytes)
+{
+    return (uint32_t)XXH3_64bits(key, key_bytes);
+}
+
 static void forget_entry(struct tl_asked_keys *keys, struct tl_asked_key *entry)
 {
-    HASH_DEL(keys->entries, entry);
+    tl_hash_table_remove(&keys->entries, &entry->hash);
     tl_list_remove(&entry->place);
     free(entry->sent);
     free(entry->cached);
@@ -40,11 +42,9 @@ static void forget_entry(struct tl_asked_keys *keys, struct tl_asked_key *entry)
 
 void tl_asked_keys_fini(struct tl_asked_keys *keys)
 {
-    struct tl_asked_key *entry, *next;
-    HASH_ITER(hh, keys->entries, entry, next)
-    {
-        forget_entry(keys, entry);
-    }
+    for (uint32_t number = 0; number < keys->count; number++)
+        forget_entry(keys, keys->by_number[number]);
+    tl_hash_table_fini(&keys->entries);
     free(keys->by_number);
     *keys = (struct tl_asked_keys){.limit = 0};
 }
@@ -66,11 +66,12 @@ static void use_entry(struct tl_asked_keys *keys, struct tl_asked_key *entry)
  * least recently used one, which is compared before anything is hashed. */
 static struct tl_asked_key *find_entry(const struct tl_asked_keys *keys, const char *key)
 {
-    struct tl_asked_key *entry = NULL;
-    if (keys->entries == NULL) return NULL;
+    if (keys->entries.count == 0) return NULL;
     if (strcmp(oldest_entry(keys)->key, key) == 0) return oldest_entry(keys);
-    HASH_FIND_STR(keys->entries, key, entry);
-    return entry;
+    struct tl_hash_link *link = tl_hash_table_find(&keys->entries, hash_of(key, strlen(key)));
+    while (link != NULL && strcmp(TL_CONTAINER_OF(link, struct tl_asked_key, hash)->key, key) != 0)
+        link = tl_hash_table_another(link);
+    return link != NULL ? TL_CONTAINER_OF(link, struct tl_asked_key, hash) : NULL;
 }
 
 static bool grow_numbers(struct tl_asked_keys *keys)
@@ -88,7 +89,7 @@ static bool grow_numbers(struct tl_asked_keys *keys)
 static bool are_numbers_used(const struct tl_asked_keys *keys)
 {
     if (keys->count < keys->limit) return false;
-    return keys->entries == NULL || keys->clock - oldest_entry(keys)->used < IDLE_ROUNDS * (uint64_t)keys->limit;
+    return keys->entries.count == 0 || keys->clock - oldest_entry(keys)->used < IDLE_ROUNDS * (uint64_t)keys->limit;
 }
 
 static struct tl_asked_key *create_entry(struct tl_asked_keys *keys, const char *key)
@@ -98,9 +99,8 @@ static struct tl_asked_key *create_entry(struct tl_asked_keys *keys, const char 
     if (entry == NULL) return NULL;
     memcpy(entry->key, key, key_bytes + 1);
     tl_list_init(&entry->place);
-    if (keys->entries == NULL) tl_list_init(&keys->used);
-    HASH_ADD_STR(keys->entries, key, entry);
-    if (entry->hh.tbl == NULL) {
+    if (keys->entries.count == 0) tl_list_init(&keys->used);
+    if (!tl_hash_table_add(&keys->entries, &entry->hash, hash_of(key, key_bytes))) {
         free(entry);
         return NULL;
     }

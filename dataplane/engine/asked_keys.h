@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/hash_table.h"
 #include "base/list.h"
 #include "dataplane/engine/message.h"
 
@@ -40,7 +41,7 @@ struct tl_asked_key;
 
 /* Zeroed memory has no keys, and gives none a number. */
 struct tl_asked_keys {
-    struct tl_asked_key *entries;    /* a table by the texts of the keys */
+    struct tl_hash_table entries;    /* by the texts of the keys */
     struct tl_asked_key **by_number; /* [capacity] */
     struct tl_list used;             /* the least recently used first; valid when there is an entry */
     uint32_t limit;                  /* how many numbers there are */
