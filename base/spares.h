@@ -11,7 +11,7 @@
 #ifdef __SANITIZE_ADDRESS__
 #define TL_MAX_SPARES 1
 #else
-#define TL_MAX_SPARES 2048
+#define TL_MAX_SPARES 16384
 #endif
 
 /* Zeroed memory keeps none. */

@@ -61,6 +61,7 @@ struct engine_spares {
     struct tl_spares responses;  /* struct response */
     struct tl_spares sendings;   /* struct response_sending */
     struct tl_spares texts;      /* struct tl_kept_text of requests whose keys have no numbers */
+    struct tl_spares meta_data;  /* struct tl_kept_meta_data of these */
 };
 
 /* The message that is being handled, and where it lies in its slot. */

@@ -69,6 +69,7 @@ static bool are_empty(const struct tl_list *queues)
 void conn_space_freed(struct tl_conn *conn)
 {
     const struct conn_posts *posts = &conn->posts;
+    if (posts->is_pump_queued) return;
     if (!are_empty(posts->slot_queues) || !tl_list_is_empty(&posts->space_queue) || !are_empty(posts->reads.queues))
         conn_pump_later(conn);
 }

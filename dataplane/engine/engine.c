@@ -49,6 +49,7 @@ void tl_engine_destroy(struct tl_engine *engine)
     tl_spares_fini(&engine->spares.responses);
     tl_spares_fini(&engine->spares.sendings);
     tl_spares_fini(&engine->spares.texts);
+    tl_spares_fini(&engine->spares.meta_data);
     free(engine);
 }
 

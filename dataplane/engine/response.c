@@ -123,11 +123,27 @@ static void put_text(struct tl_engine *engine, struct tl_kept_text *text)
     }
 }
 
+/* The meta-data of one request alone, with one reference. Returns NULL when there is no memory. */
+static struct tl_kept_meta_data *create_meta_data(struct tl_engine *engine, const struct tl_message *message)
+{
+    struct tl_kept_meta_data *meta_data = tl_spares_get(&engine->spares.meta_data, sizeof(*meta_data));
+    if (meta_data == NULL) return NULL;
+    meta_data->reference_count = 1;
+    tl_meta_data_copy(&meta_data->meta_data, &message->meta_data);
+    return meta_data;
+}
+
+static void put_meta_data(struct tl_engine *engine, struct tl_kept_meta_data *meta_data)
+{
+    if (meta_data != NULL && --meta_data->reference_count == 0) tl_spares_put(&engine->spares.meta_data, meta_data);
+}
+
 static void free_response(struct response *response)
 {
-    if (response->serve.key != NULL) put_text(response->conn->engine, tl_kept_text_of(response->serve.key));
-    tl_kept_meta_data_put(response->expected);
-    tl_spares_put(&response->conn->engine->spares.responses, response);
+    struct tl_engine *engine = response->conn->engine;
+    if (response->serve.key != NULL) put_text(engine, tl_kept_text_of(response->serve.key));
+    put_meta_data(engine, response->expected);
+    tl_spares_put(&engine->spares.responses, response);
 }
 
 void response_close(struct response *response, enum tl_serve_end end)
@@ -242,7 +258,7 @@ static bool take_request(struct response *response, const struct tl_message *mes
     response->serve.key = key->text;
     if (message->has_meta_data) {
         response->expected =
-            kept != NULL ? tl_kept_meta_data_get(kept->expected) : tl_kept_meta_data_create(&message->meta_data);
+            kept != NULL ? tl_kept_meta_data_get(kept->expected) : create_meta_data(response->conn->engine, message);
         if (response->expected == NULL) return false;
     }
     if (message->destination.len_bytes == 0) return true;
