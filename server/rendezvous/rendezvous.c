@@ -39,6 +39,16 @@ static const struct tl_error gone = {.code = TL_ABORTED, .message = "the process
 
 /* ---------------------------------------------------------------------------------------------------- lifetime -- */
 
+/* The mutex is held for some hundred instructions, so that the thread that waits for it rather spins than sleeps. */
+static void init_mutex(pthread_mutex_t *mutex)
+{
+    pthread_mutexattr_t attributes;
+    TL_CHECK(pthread_mutexattr_init(&attributes) == 0);
+    TL_CHECK(pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ADAPTIVE_NP) == 0);
+    TL_CHECK(pthread_mutex_init(mutex, &attributes) == 0);
+    pthread_mutexattr_destroy(&attributes);
+}
+
 enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, struct tl_rendezvous **ret_table,
                                     struct tl_error *ret_error)
 {
@@ -49,7 +59,7 @@ enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, s
         free(table);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the rendezvous table");
     }
-    TL_CHECK(pthread_mutex_init(&table->mutex, NULL) == 0);
+    init_mutex(&table->mutex);
     table->limits = *limits;
     table->hash_seed = tl_random_u64();
     /* Numbers do not begin at 1: after a restart no number may mean a value of the former process. */

@@ -211,13 +211,21 @@ enum tl_status tl_recv_many_wait(struct tl_worker *worker, tl_peer_id peer, cons
 static enum tl_status read_send_item(const void *items, size_t place, size_t item_bytes, struct tl_send_item *ret_item,
                                      struct tl_error *ret_error)
 {
-    enum tl_status status =
-        tl_struct_read_sized(ret_item, sizeof(*ret_item), TL_SEND_ITEM_FIRST_BYTES, item_at(items, place, item_bytes),
-                             item_bytes, "tl_send_item", ret_error);
-    if (status == TL_OK) status = op_check_key(ret_item->key, ret_error);
-    if (status == TL_OK && ret_item->tensor == NULL)
-        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "there is no tensor for %.64s", ret_item->key);
-    return status == TL_OK ? TL_OK : name_item(place, status, ret_error);
+    return tl_struct_read_sized(ret_item, sizeof(*ret_item), TL_SEND_ITEM_FIRST_BYTES,
+                                item_at(items, place, item_bytes), item_bytes, "tl_send_item", ret_error);
+}
+
+static enum tl_status check_send_item(const void *items, size_t place, size_t item_bytes, size_t *ret_keys_bytes,
+                                      struct tl_error *ret_error)
+{
+    struct tl_send_item item;
+    enum tl_status status = read_send_item(items, place, item_bytes, &item, ret_error);
+    if (status == TL_OK) status = op_check_key(item.key, ret_error);
+    if (status == TL_OK && item.tensor == NULL)
+        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "there is no tensor for %.64s", item.key);
+    if (status != TL_OK) return name_item(place, status, ret_error);
+    *ret_keys_bytes += strlen(item.key) + 1;
+    return TL_OK;
 }
 
 static enum tl_status init_sends(struct op_group *group, const void *items, size_t count, size_t item_bytes, char *keys,
@@ -227,11 +235,9 @@ static enum tl_status init_sends(struct op_group *group, const void *items, size
     for (size_t i = 0; i < count; i++) {
         struct tl_op *op = op_group_add(group, i);
         enum tl_status status = read_send_item(items, i, item_bytes, &item, ret_error);
-        if (status == TL_OK) {
-            status = tl_op_send_init(op, copy_key(&keys, item.key), item.step, item.tensor, ret_error);
-            if (status != TL_OK) (void)name_item(i, status, ret_error);
-        }
+        if (status == TL_OK) status = tl_op_send_init(op, copy_key(&keys, item.key), item.step, item.tensor, ret_error);
         if (status != TL_OK) {
+            (void)name_item(i, status, ret_error);
             while (i-- > 0)
                 tl_op_send_discard(op_group_member(group, i));
             return status;
@@ -246,7 +252,6 @@ static enum tl_status create_sends(struct tl_worker *worker, const struct tl_sen
                                    struct op_group **ret_group, struct tl_error *ret_error)
 {
     struct tl_send_many_options options;
-    struct tl_send_item item;
     size_t keys_bytes = 0;
     if (caller_options == NULL)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "struct tl_send_many_options is missing");
@@ -254,10 +259,8 @@ static enum tl_status create_sends(struct tl_worker *worker, const struct tl_sen
                                            "tl_send_many_options", ret_error);
     if (status == TL_OK)
         status = tl_struct_check_item_bytes(options.item_bytes, TL_SEND_ITEM_FIRST_BYTES, "tl_send_item", ret_error);
-    for (size_t i = 0; status == TL_OK && i < count; i++) {
-        status = read_send_item(items, i, options.item_bytes, &item, ret_error);
-        if (status == TL_OK) keys_bytes += strlen(item.key) + 1;
-    }
+    for (size_t i = 0; status == TL_OK && i < count; i++)
+        status = check_send_item(items, i, options.item_bytes, &keys_bytes, ret_error);
     if (status != TL_OK) return status;
     const struct op_group_options group_options = {
         .kind = TL_OP_SEND_MANY, .timeout_ns = timeout_ns, .is_quiet = options.is_quiet};
