@@ -7,7 +7,8 @@ import random
 import threading
 
 import cli_support
-from cli_support import PATIENCE, read_safetensors, run, some_tensors, wait_until, write_safetensors
+from cli_support import (BUILD, PATIENCE, environment, read_safetensors, run, some_tensors, wait_until,
+                         write_safetensors)
 from foreign_support import ABSENT, XXH3, Code, ForeignCase, checksum, meta_data
 from foreign_worker import PROTOCOL_VERSION, ForeignWorker
 
@@ -219,6 +220,16 @@ class List(ForeignCase):
 
 
 class Receive(ForeignCase):
+    def test_tensors_on_a_gpu(self):
+        """The GPU is that of a double of CUDA, which ends a worker that touches its memory itself."""
+        tensors = {name: ("U8", (size,), random.Random(size).randbytes(size))
+                   for name, size in (("empty", 0), ("small", 9), ("pieces", 3_000_001))}
+        self.start(tensors, env=environment(LD_LIBRARY_PATH=BUILD / "tests/fakes/cuda/12"), device="gpu:1")
+        for name, tensor in tensors.items():
+            for wants_checksum in (False, True):
+                received = self.collect(self.receive(name, 0, wants_checksum), wants_checksum)
+                self.assertEqual(received, (0, tensor), name)
+
     def test_every_type_and_shape(self):
         tensors, source = {}, random.Random(1)
         for shape in ((), (0, 4), (8,), (3, 8, 5), (1,) * 15 + (24,), (16, 8, 1000)):

@@ -47,13 +47,13 @@ def as_tensor(meta, data):
 
 
 class ForeignCase(cli_support.Case):
-    def start(self, tensors=None, **settings):
+    def start(self, tensors=None, env=None, **settings):
         """Starts /job:ps/task:0, which publishes the tensors, in a cluster whose /job:worker/task:0 never starts."""
         self.served = self.cluster(ps=1, worker=1, extra=settings)
         publish = ()
         if tensors is not None:
             publish = ("--publish", write_safetensors(self.folder / "model.safetensors", tensors))
-        self.worker = self.served.start("ps", 0, *publish)
+        self.worker = self.served.start("ps", 0, *publish, env=env)
         self.is_draining = False
         self.addCleanup(self.stop)
         self.channel = self.connect()
