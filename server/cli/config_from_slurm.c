@@ -4,7 +4,7 @@
  *
  * In a step that srun has started these are the tasks of the step, so that their numbers are SLURM_PROCID; elsewhere
  * those of the job. The batch script and an interactive shell are steps, too, of one node, which are not meant. The
- * components of a heterogeneous job follow one another.
+ * components of a heterogeneous job follow one another, unless a step is of one of them.
  */
 #include <stdbool.h>
 #include <stdio.h>
@@ -62,6 +62,28 @@ static enum tl_status add_slurm_groups(struct tl_launch *launch, uint32_t count,
     return TL_OK;
 }
 
+/* Adds the tasks of a step of a heterogeneous job: those of its component, or of all components if it has so many. */
+static enum tl_status add_slurm_group_step(struct tl_launch *launch, uint32_t count, uint32_t per_host,
+                                           struct tl_error *ret_error)
+{
+    const char *tasks = tl_from_variable("SLURM_NTASKS"); /* the step has so many in all of its components */
+    uint32_t step_tasks = tasks ? read_number(tasks) : 0;
+    struct tl_launch component = {0}, job = {0};
+    enum tl_status status = add_slurm(&component, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", 0, ret_error);
+    bool has_one = step_tasks <= component.task_count;
+    if (status == TL_OK && !has_one) status = add_slurm_groups(&job, count, 0, ret_error);
+    bool has_all = step_tasks == job.task_count;
+    tl_launch_fini(&component);
+    tl_launch_fini(&job);
+    if (status != TL_OK) return status;
+    if (has_one) return add_slurm(launch, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", per_host, ret_error);
+    if (has_all) return add_slurm_groups(launch, count, per_host, ret_error);
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                        "the step has %u tasks, which are those of several components of the job and not of all, and "
+                        "no variable says of which; start it with srun --het-group of one component or of all",
+                        step_tasks);
+}
+
 /* Whether this process is a task of a step that srun has started. */
 static bool is_in_slurm_step(void)
 {
@@ -102,6 +124,7 @@ static enum tl_status add_hosts(struct tl_launch *launch, uint32_t per_host, str
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "SLURM_HET_SIZE is %s and must be a number; Slurm sets it in a heterogeneous job alone",
                             tl_quote(size, quoted));
+    if (components > 1 && is_in_slurm_step()) return add_slurm_group_step(launch, components, per_host, ret_error);
     if (components > 1) return add_slurm_groups(launch, components, per_host, ret_error);
     if (is_in_slurm_step())
         return add_slurm(launch, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", per_host, ret_error);

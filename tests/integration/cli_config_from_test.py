@@ -71,6 +71,13 @@ class Slurm(From):
         self.assertEqual(self.cluster("--tasks=ps=2", "--tasks=worker", **job),
                          {"ps": ["a:4000", "b1:4000"], "worker": ["b2:4000"]})
         self.assertEqual(self.cluster(**job), {"worker": ["a:4000", "b1:4000", "b2:4000"]})
+        step = {**job, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "b[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+        self.assertEqual(self.cluster(SLURM_NTASKS="2", **step), {"worker": ["b1:4000", "b2:4000"]})
+        self.assertEqual(self.cluster(**step), {"worker": ["b1:4000", "b2:4000"]})
+        self.assertEqual(self.cluster("--per-host=2", SLURM_NTASKS="2", **step),
+                         {"worker": ["b1:4000", "b1:4001", "b2:4000", "b2:4001"]})
+        self.assertEqual(self.cluster(SLURM_NTASKS="3", **step), {"worker": ["a:4000", "b1:4000", "b2:4000"]})
+        self.refuse("the step has 4 tasks.* srun --het-group", SLURM_NTASKS="4", **step)
         self.refuse("SLURM_JOB_NODELIST_HET_GROUP_1 is not set", **{**job, "SLURM_JOB_NODELIST_HET_GROUP_1": None})
         self.assertEqual(self.cluster(**{**job, "SLURM_HET_SIZE": "1"}), {"worker": ["a:4000"]})
         for wrong in ("2x", "x", "-2", " 2", "0", "99999999999999999999"):
