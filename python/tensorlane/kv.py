@@ -25,12 +25,16 @@ import socket
 import sys
 import threading
 import time
+import typing
 import uuid
+from collections.abc import Callable, Coroutine, Sequence
 
 from . import _engine, empty
 from .errors import DeadlineExceeded, Error, FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 
 _logger = logging.getLogger("tensorlane.kv")
+# What has the buffer protocol.
+Buffer = typing.Any
 # What a get has found stays until its client says that it has it, and for so long at most. So long a client may take to
 # say that what was received of it has not changed meanwhile.
 LEASE_SEC = 10
@@ -458,7 +462,8 @@ class Client:
     the engine which has the client.
     """
 
-    def __init__(self, address, timeout=5, host=None, logger=_logger):
+    def __init__(self, address: str, timeout: float = 5, host: typing.Optional[str] = None,
+                 logger: logging.Logger = _logger) -> None:
         self._owner = address
         self._logger = logger
         self._timeout = timeout
@@ -509,27 +514,35 @@ class Client:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def set(self, keys, blocks):
-        """Stores blocks. Returns of each whether the owner has it."""
+    def set(self, keys: Sequence[str], blocks: Sequence[Buffer]) -> list[bool]:
+        """Stores blocks, which have the buffer protocol and are contiguous. Returns of each whether the owner has it.
+        Raises what submit raises, and TypeError: a block is no such buffer."""
         return self.submit(self.set_async, keys, blocks).result()
 
-    def get(self, keys, into):
-        """Receives blocks into memory of their size. Returns of each whether it was there and came."""
+    def get(self, keys: Sequence[str], into: Sequence[Buffer]) -> list[bool]:
+        """Receives blocks into memory of their size, which can be written. Returns of each whether it was there and
+        came; what the others have is undefined. Raises what set raises."""
         return self.submit(self.get_async, keys, into).result()
 
-    def exists(self, keys):
+    def exists(self, keys: Sequence[str]) -> list[bool]:
+        """Returns of each block whether it is there. Raises what submit raises."""
         return self.submit(self.exists_async, keys).result()
 
-    def remove(self, keys):
-        """Ends blocks. Returns of each whether it was there."""
+    def remove(self, keys: Sequence[str]) -> list[bool]:
+        """Ends blocks. Returns of each whether it was there. Raises what submit raises."""
         return self.submit(self.remove_async, keys).result()
 
-    def describe(self):
-        """Returns what the owner has and has counted; {} if it does not answer."""
+    def describe(self) -> dict[str, int]:
+        """Returns what the owner has and has counted; {} if it does not answer. Raises what submit raises."""
         return self.submit(self._describe).result() or {}
 
-    def submit(self, call, *arguments):
-        """Begins a call of the form NAME_async. Returns a future of the module concurrent."""
+    def submit(self, call: Callable[..., Coroutine], *arguments: typing.Any) -> concurrent.futures.Future:
+        """Begins a call of the form NAME_async. Returns a future of the module concurrent, which is cancelled when the
+        client is closed. What the owner does not do in time counts as not there and is no error.
+
+        Raises RuntimeError: the client is closed. FailedPrecondition: it belongs to the process that this one was
+        forked from.
+        """
         if os.getpid() != self._process:
             raise FailedPrecondition("the client belongs to the process that this one was forked from; make clients "
                                      "after fork, or start processes with the method \"spawn\"")
