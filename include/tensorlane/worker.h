@@ -40,7 +40,9 @@ extern "C" {
 struct tl_worker;
 
 enum tl_progress {
-    TL_PROGRESS_THREAD = 0, /* A thread of the library makes all progress. */
+    /* A thread of the library makes progress, or for a while blocking calls and tl_cq_wait when these follow each other
+     * closely; whether the program calls them makes no difference to peers. */
+    TL_PROGRESS_THREAD = 0,
     /* There is no thread: blocking calls, tl_cq_wait and tl_worker_progress make progress. While the program calls none
      * of them, peers are not answered; over gRPC alone they take such a worker for lost after timeouts.keepalive and
      * keepalive_answer. For a worker with a data plane a thread runs one round of progress eight times in each

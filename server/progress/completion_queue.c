@@ -3,9 +3,14 @@
  * The completion queue: a list under a mutex, a condition for the threads that wait, and, once the program has asked
  * for it, a descriptor that is readable while the list is not empty.
  *
- * The readers of a queue that a worker without a thread has attached make that worker's progress. Attaching and
- * detaching are rare and happen under one lock for all queues, so that a worker that closes and a queue that is
- * destroyed at the same time do not miss each other.
+ * A worker attaches the queues that its operations name. A reader of an attached queue waits as the blocking calls do
+ * (tl_wait): it runs the worker's rounds where callers run them, and a push ends its wait. Attaching and detaching are
+ * rare and happen under one lock for all queues, so that a worker that closes and a queue that is destroyed at the same
+ * time do not miss each other.
+ *
+ * A queue of several workers with threads is attached to none of them: its readers sleep, and each worker's thread
+ * wakes them. A worker without a thread keeps the queue whatever others push to it, because only the readers can make
+ * its progress.
  */
 #include "server/progress/completion_queue.h"
 
@@ -23,17 +28,24 @@
 /* Pause between two checks whether the readers have left the loop of a worker that closes. */
 #define DETACH_PAUSE_US 100
 
+/* A thread that waits at an attached queue. */
+struct reader {
+    struct tl_list link; /* in cq->readers, until its wait was ended */
+    struct tl_wait wait;
+};
+
 struct tl_cq {
     pthread_mutex_t mutex;
-    pthread_cond_t cond;
+    pthread_cond_t cond; /* the readers of a queue that is not attached */
     struct tl_list items;
+    struct tl_list readers;
     int fd;
     bool is_fd_used;
+    bool is_waited; /* the program's latest look at the queue waited */
     /* Written under attach_mutex and mutex, read under either. */
+    bool is_shared;                      /* by workers with threads: the queue is attached to none of them */
     struct tl_progress_engine *progress; /* the worker's whose progress the readers make; NULL: none */
-    /* Under attach_mutex. */
-    struct tl_list progress_link; /* in progress->queues */
-    unsigned running_count;       /* readers in tl_progress_step */
+    struct tl_list progress_link;        /* in progress->queues; under attach_mutex */
 };
 
 static pthread_mutex_t attach_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -54,16 +66,37 @@ enum tl_status tl_cq_create(struct tl_cq **ret_cq, struct tl_error *ret_error)
     pthread_cond_init(&cq->cond, &attributes);
     pthread_condattr_destroy(&attributes);
     tl_list_init(&cq->items);
+    tl_list_init(&cq->readers);
     tl_list_init(&cq->progress_link);
     *ret_cq = cq;
     return TL_OK;
 }
 
+/* Wakes one reader, or all. Under the mutex. */
+static void wake_readers(struct tl_cq *cq, bool is_one)
+{
+    struct tl_list *link;
+    while ((link = tl_list_pop_front(&cq->readers)) != NULL) {
+        tl_wait_done(&TL_CONTAINER_OF(link, struct reader, link)->wait);
+        if (is_one) return;
+    }
+    if (is_one) {
+        pthread_cond_signal(&cq->cond);
+    } else {
+        pthread_cond_broadcast(&cq->cond);
+    }
+}
+
+/* Under attach_mutex. */
 static void set_progress(struct tl_cq *cq, struct tl_progress_engine *progress)
 {
     pthread_mutex_lock(&cq->mutex);
+    struct tl_progress_engine *former = cq->progress;
+    bool is_awaited = !tl_list_is_empty(&cq->readers);
     cq->progress = progress;
-    pthread_cond_broadcast(&cq->cond);
+    wake_readers(cq, false);
+    /* A reader may sleep in the loop. */
+    if (is_awaited) tl_loop_wake(former->loop);
     pthread_mutex_unlock(&cq->mutex);
     tl_list_remove(&cq->progress_link);
     if (progress != NULL) tl_list_push_back(&progress->queues, &cq->progress_link);
@@ -86,14 +119,38 @@ void tl_cq_destroy(struct tl_cq *cq)
     free(cq);
 }
 
+/* Returns whether nothing has to change for the worker to push to the queue. */
+static bool is_attached(struct tl_cq *cq, const struct tl_progress_engine *progress)
+{
+    pthread_mutex_lock(&cq->mutex);
+    bool is_known = cq->progress == progress || (cq->is_shared && progress->mode == TL_PROGRESS_THREAD);
+    pthread_mutex_unlock(&cq->mutex);
+    return is_known;
+}
+
+/* Returns whether the queue's present worker cannot do without its readers. */
+static bool is_needed(const struct tl_cq *cq)
+{
+    return cq->progress != NULL && cq->progress->mode == TL_PROGRESS_CALLER;
+}
+
 enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_progress_engine *progress, struct tl_error *ret_error)
 {
-    if (progress->mode == TL_PROGRESS_THREAD) return TL_OK;
+    if (is_attached(cq, progress)) return TL_OK;
     pthread_mutex_lock(&attach_mutex);
-    bool is_free = cq->progress == NULL || cq->progress == progress;
-    if (cq->progress == NULL) set_progress(cq, progress);
+    bool has_thread = progress->mode == TL_PROGRESS_THREAD;
+    bool is_other = cq->progress != NULL && cq->progress != progress;
+    bool is_refused = is_other && is_needed(cq) && !has_thread;
+    if (!is_refused && has_thread && (is_other || cq->is_shared)) {
+        pthread_mutex_lock(&cq->mutex);
+        cq->is_shared = true;
+        pthread_mutex_unlock(&cq->mutex);
+        if (!is_needed(cq)) set_progress(cq, NULL);
+    } else if (!is_refused) {
+        set_progress(cq, progress);
+    }
     pthread_mutex_unlock(&attach_mutex);
-    if (is_free) return TL_OK;
+    if (!is_refused) return TL_OK;
     return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                         "the completion queue already drives another worker; use one queue for each");
 }
@@ -101,19 +158,19 @@ enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_progress_engine *progres
 void tl_cq_detach_all(struct tl_progress_engine *progress)
 {
     pthread_mutex_lock(&attach_mutex);
-    while (!tl_list_is_empty(&progress->queues)) {
-        struct tl_cq *cq = TL_CONTAINER_OF(progress->queues.next, struct tl_cq, progress_link);
-        if (cq->running_count == 0) {
-            set_progress(cq, NULL);
-            continue;
-        }
-        /* Its readers look again after each round. One may be on its way into a round still: so again and again. */
-        pthread_mutex_unlock(&attach_mutex);
-        tl_loop_wake(progress->loop);
-        usleep(DETACH_PAUSE_US);
-        pthread_mutex_lock(&attach_mutex);
-    }
+    while (!tl_list_is_empty(&progress->queues))
+        set_progress(TL_CONTAINER_OF(progress->queues.next, struct tl_cq, progress_link), NULL);
     pthread_mutex_unlock(&attach_mutex);
+    while (__atomic_load_n(&progress->reader_count, __ATOMIC_ACQUIRE) > 0)
+        usleep(DETACH_PAUSE_US);
+}
+
+bool tl_cq_is_waited(struct tl_cq *cq)
+{
+    pthread_mutex_lock(&cq->mutex);
+    bool is_waited = cq->is_waited;
+    pthread_mutex_unlock(&cq->mutex);
+    return is_waited;
 }
 
 static void fd_signal(int fd)
@@ -127,6 +184,7 @@ int tl_cq_fd(const struct tl_cq *const_cq)
 {
     struct tl_cq *cq = (struct tl_cq *)const_cq;
     pthread_mutex_lock(&cq->mutex);
+    cq->is_waited = false;
     if (!cq->is_fd_used) {
         cq->is_fd_used = true;
         if (!tl_list_is_empty(&cq->items)) fd_signal(cq->fd);
@@ -143,11 +201,7 @@ void tl_cq_push_all(struct tl_cq *cq, struct tl_list *items, const struct tl_pro
     bool was_empty = tl_list_is_empty(&cq->items);
     tl_list_splice_back(&cq->items, items);
     if (was_empty && cq->is_fd_used) fd_signal(cq->fd);
-    if (is_one) {
-        pthread_cond_signal(&cq->cond);
-    } else {
-        pthread_cond_broadcast(&cq->cond);
-    }
+    wake_readers(cq, is_one);
     /* A reader may sleep in the loop of another worker. */
     if (cq->progress != NULL && cq->progress != progress) tl_loop_wake(cq->progress->loop);
     pthread_mutex_unlock(&cq->mutex);
@@ -190,61 +244,49 @@ size_t tl_cq_poll(struct tl_cq *cq, struct tl_completion *ret_completions, size_
     struct tl_list items;
     tl_list_init(&items);
     pthread_mutex_lock(&cq->mutex);
+    cq->is_waited = false;
     take_items(cq, &items, capacity);
     pthread_mutex_unlock(&cq->mutex);
     return fill(&items, ret_completions);
 }
 
-/* Returns the engine that the reader runs; NULL: none. Until run_end the worker stays. */
-static struct tl_progress_engine *run_begin(struct tl_cq *cq)
-{
-    pthread_mutex_lock(&cq->mutex);
-    struct tl_progress_engine *progress = cq->progress;
-    pthread_mutex_unlock(&cq->mutex);
-    if (progress == NULL) return NULL;
-    pthread_mutex_lock(&attach_mutex);
-    progress = cq->progress;
-    if (progress != NULL) cq->running_count++;
-    pthread_mutex_unlock(&attach_mutex);
-    return progress;
-}
-
-static void run_end(struct tl_cq *cq)
-{
-    pthread_mutex_lock(&attach_mutex);
-    cq->running_count--;
-    pthread_mutex_unlock(&attach_mutex);
-}
-
-/* Sleeps until there is an item, or an engine to run. Returns false when the deadline came first. */
+/* Sleeps. Returns false when the deadline came first. Under the mutex, which is free meanwhile. */
 static bool sleep_until(struct tl_cq *cq, int64_t deadline_ns)
 {
-    int failure = 0;
+    if (deadline_ns == TL_TIME_NEVER) return pthread_cond_wait(&cq->cond, &cq->mutex) == 0;
     struct timespec until = {.tv_sec = deadline_ns / TL_NS_PER_SEC, .tv_nsec = deadline_ns % TL_NS_PER_SEC};
-    pthread_mutex_lock(&cq->mutex);
-    while (tl_list_is_empty(&cq->items) && cq->progress == NULL && failure == 0) {
-        failure = deadline_ns == TL_TIME_NEVER ? pthread_cond_wait(&cq->cond, &cq->mutex)
-                                               : pthread_cond_timedwait(&cq->cond, &cq->mutex, &until);
-    }
+    return pthread_cond_timedwait(&cq->cond, &cq->mutex, &until) == 0;
+}
+
+/* The same while the worker's progress is made, by this thread or by another one. */
+static bool progress_until(struct tl_cq *cq, int64_t deadline_ns)
+{
+    struct tl_progress_engine *progress = cq->progress;
+    struct reader reader;
+    tl_wait_init(&reader.wait, progress);
+    tl_list_init(&reader.link);
+    tl_list_push_back(&cq->readers, &reader.link);
+    __atomic_fetch_add(&progress->reader_count, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&cq->mutex);
-    return failure == 0;
+    bool is_in_time = tl_wait_for(&reader.wait, deadline_ns);
+    pthread_mutex_lock(&cq->mutex);
+    tl_list_remove(&reader.link);
+    tl_wait_fini(&reader.wait);
+    __atomic_fetch_sub(&progress->reader_count, 1, __ATOMIC_RELEASE); /* the worker may be gone from here on */
+    return is_in_time;
 }
 
 size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, int64_t timeout_ns)
 {
     int64_t deadline_ns = tl_clock_deadline_ns(timeout_ns);
     bool is_in_time = capacity > 0;
-    for (;;) {
-        struct tl_progress_engine *progress = run_begin(cq);
-        uint64_t rounds = progress != NULL ? tl_progress_rounds(progress) : 0;
-        size_t count = tl_cq_poll(cq, ret_completions, capacity);
-        bool is_over = count > 0 || !is_in_time;
-        if (progress != NULL) {
-            if (!is_over) is_in_time = tl_progress_step(progress, rounds, deadline_ns);
-            run_end(cq);
-        } else if (!is_over) {
-            is_in_time = sleep_until(cq, deadline_ns);
-        }
-        if (is_over) return count;
-    }
+    struct tl_list items;
+    tl_list_init(&items);
+    pthread_mutex_lock(&cq->mutex);
+    cq->is_waited = true;
+    while (tl_list_is_empty(&cq->items) && is_in_time)
+        is_in_time = cq->progress != NULL ? progress_until(cq, deadline_ns) : sleep_until(cq, deadline_ns);
+    take_items(cq, &items, capacity);
+    pthread_mutex_unlock(&cq->mutex);
+    return fill(&items, ret_completions);
 }

@@ -16,15 +16,19 @@ struct tl_cq_item {
     void (*take)(struct tl_cq_item *item, struct tl_completion *ret_completion);
 };
 
-/* Attaches the queue to a worker whose callers make its progress, since one of its operations names the queue: the
- * readers of the queue then make the progress. Errors: TL_FAILED_PRECONDITION: the queue already belongs to another
- * such worker. */
+/* Attaches the queue to a worker, since one of its operations names the queue: the readers of the queue then make the
+ * worker's progress as its blocking calls do. A queue that workers with threads share is attached to none of them.
+ * Errors: TL_FAILED_PRECONDITION: the worker and the one that the queue belongs to have no thread. */
 enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_progress_engine *progress,
                             struct tl_error *ret_error) TL_MUST_USE;
 
 /* Detaches the queues of a worker that closes: their readers no longer make its progress. Blocks: until none of them
  * does. */
 void tl_cq_detach_all(struct tl_progress_engine *progress);
+
+/* Returns whether the program's latest look at the queue was a wait, so that a wait is likely to follow the next
+ * operation, too. Thread: any. */
+bool tl_cq_is_waited(struct tl_cq *cq);
 
 /* Adds all items of the list, which is empty then, with one wake. Thread: the progress engine's. */
 void tl_cq_push_all(struct tl_cq *cq, struct tl_list *items, const struct tl_progress_engine *progress);

@@ -220,12 +220,13 @@ void tl_wait_done(struct tl_wait *wait)
     pthread_mutex_unlock(&progress->mutex);
 }
 
-/* Runs one round on a caller's thread. Returns false when the deadline has come. */
+/* Runs one round on a caller's thread. Returns false when the deadline has come. Without a thread a caller that comes
+ * with no time still finishes the work that it finds; else the thread does that. */
 static bool run_round(struct tl_progress_engine *progress, int64_t deadline_ns)
 {
     progress->caller_rounds++;
     bool did_work = run_locked(progress, deadline_ns);
-    return did_work || tl_clock_now_ns() < deadline_ns;
+    return (did_work && progress->mode == TL_PROGRESS_CALLER) || tl_clock_now_ns() < deadline_ns;
 }
 
 /* Begins a wait: counts how many have followed each other closely. */

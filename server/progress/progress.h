@@ -6,10 +6,10 @@
  * it waits for has happened; then it hands the loop to the next caller that waits. While no caller runs them, a helper
  * thread sees to it that reactors in the same rounds run now and then (server/progress/poller.h).
  *
- * With a thread (TL_PROGRESS_THREAD) the thread runs the rounds. But a caller that blocks in one call after another
- * would pay two thread switches for each; so after a few such calls in close succession the thread parks and the
- * callers run the rounds, as above. It takes the loop back when they have stopped for a moment, or at once when work is
- * posted that no caller waits for (tl_progress_post).
+ * With a thread (TL_PROGRESS_THREAD) the thread runs the rounds. But a caller that blocks in one call after another,
+ * or waits at a completion queue again and again, would pay two thread switches for each; so after a few such waits in
+ * close succession the thread parks and the callers run the rounds, as above. It takes the loop back when they have
+ * stopped for a moment, or at once when work is posted that no caller waits for (tl_progress_post).
  *
  *     RUNNING --park wanted--> PARKED --no round for a while, or work was posted--> RUNNING
  */
@@ -32,7 +32,8 @@ struct tl_progress_engine {
     pthread_t thread;
     pthread_mutex_t mutex;
     struct tl_list waits;  /* struct tl_wait: the threads that wait, in the order in which they came */
-    struct tl_list queues; /* struct tl_cq whose readers run the rounds; without a thread (completion_queue.c) */
+    struct tl_list queues; /* struct tl_cq whose readers run the rounds (completion_queue.c) */
+    unsigned reader_count; /* atomic: threads that wait at these queues */
     bool is_running;       /* a thread is in tl_poller_run */
     uint64_t round_count;  /* rounds that have ended */
     uint64_t beat_round;   /* round_count when the helper last checked it */

@@ -141,6 +141,12 @@ enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_progress_engine *progres
     return TL_OK;
 }
 
+bool tl_cq_is_waited(struct tl_cq *cq)
+{
+    (void)cq;
+    return false;
+}
+
 void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item, const struct tl_progress_engine *progress)
 {
     (void)cq, (void)progress;

@@ -9,6 +9,7 @@
 
 #include "fakes/cluster.h"
 #include "fakes/run_suite.h"
+#include "server/worker_internal.h"
 
 #define THREADS 6
 
@@ -124,6 +125,68 @@ START_TEST(one_queue_serves_several_workers)
     for (unsigned i = 0; i < 100; i++)
         cluster_expect(cq, TL_OK);
     tl_tensor_put(tensor);
+}
+END_TEST
+
+static uint64_t rounds_of_callers(unsigned task)
+{
+    struct tl_progress_engine *progress = &cluster.workers[task]->progress;
+    pthread_mutex_lock(&progress->mutex);
+    uint64_t rounds = progress->caller_rounds;
+    pthread_mutex_unlock(&progress->mutex);
+    return rounds;
+}
+
+static void receive_in_a_row(unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        cluster_recv(cluster.workers[1], 0, "p", 0, cq);
+        cluster_expect(cq, TL_OK);
+    }
+}
+
+START_TEST(readers_take_over_the_loop)
+{
+    publish("p", 8, 1);
+    ck_assert_uint_eq(rounds_of_callers(1), 0);
+    do
+        receive_in_a_row(100);
+    while (rounds_of_callers(1) == 0);
+    /* The thread serves the worker again when its readers have gone. */
+    struct tl_tensor *tensor = cluster_tensor(100, 2);
+    cluster_publish(cluster.workers[1], "q", 0, tensor);
+    tl_tensor_put(tensor);
+    tl_tensor_put(cluster_recv_wait(cluster.workers[0], 1, "q", 0));
+    receive_in_a_row(100);
+}
+END_TEST
+
+static void *read_one(void *context)
+{
+    struct tl_completion *completion = context;
+    ck_assert_uint_eq(tl_cq_wait(cq, completion, 1, TL_TIMEOUT_NONE), 1);
+    return NULL;
+}
+
+static bool has_reader(unsigned task)
+{
+    return __atomic_load_n(&cluster.workers[task]->progress.reader_count, __ATOMIC_RELAXED) > 0;
+}
+
+/* A reader makes the progress of worker 1 when that closes. It then waits for what another worker completes. */
+START_TEST(worker_closes_beside_its_reader)
+{
+    publish("p", 8, 1);
+    receive_in_a_row(20);
+    struct tl_completion completion;
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, read_one, &completion), 0);
+    CLUSTER_UNTIL(has_reader(1));
+    cluster_close(&cluster, 1);
+    cluster_recv(cluster.workers[0], 0, "p", 0, cq);
+    pthread_join(thread, NULL);
+    ck_assert_int_eq(completion.status.code, TL_OK);
+    tl_tensor_put(completion.tensor);
 }
 END_TEST
 
@@ -372,6 +435,8 @@ int main(void)
     tcase_add_test(queues, descriptor_may_be_asked_for_late);
     tcase_add_test(queues, queue_is_read_in_batches);
     tcase_add_test(queues, one_queue_serves_several_workers);
+    tcase_add_test(queues, readers_take_over_the_loop);
+    tcase_add_test(queues, worker_closes_beside_its_reader);
     suite_add_tcase(suite, queues);
     TCase *caller = tcase_create("caller");
     tcase_add_checked_fixture(caller, setup_caller, teardown);
@@ -380,6 +445,7 @@ int main(void)
     tcase_add_test(caller, deadlines_hold_without_a_thread);
     tcase_add_test(caller, queue_drives_one_worker_only);
     tcase_add_test(caller, queue_of_both_kinds_wakes_its_reader);
+    tcase_add_test(caller, worker_closes_beside_its_reader);
     suite_add_tcase(suite, caller);
     suite_add_tcase(suite, threads_case("threads", setup));
     suite_add_tcase(suite, threads_case("threads without thread", setup_caller));

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Which readers of a completion queue make a worker's progress, and which of them a push wakes. */
+#include <check.h>
+
+#include "fakes/run_suite.h"
+#include "server/progress/completion_queue.c"
+
+static struct tl_cq *cq;
+static struct tl_error error;
+static struct tl_progress_engine threaded, other_threaded, driven, other_driven;
+static struct tl_cq_item items[4];
+static void (*in_wait)(void); /* what happens while the next reader makes progress; NULL: nothing */
+static bool done_waits[4];    /* whether each wait so far was ended */
+static unsigned wait_count, wake_count;
+static int64_t wait_deadline_ns;
+
+/* ------------------------------------------------------------------------------------------------------- fakes -- */
+
+void tl_wait_init(struct tl_wait *wait, struct tl_progress_engine *progress)
+{
+    *wait = (struct tl_wait){.progress = progress};
+}
+
+void tl_wait_fini(struct tl_wait *wait)
+{
+    (void)wait;
+}
+
+void tl_wait_done(struct tl_wait *wait)
+{
+    wait->is_done = true;
+}
+
+bool tl_wait_for(struct tl_wait *wait, int64_t deadline_ns)
+{
+    unsigned number = wait_count++;
+    ck_assert_uint_lt(number, TL_ARRAY_COUNT(done_waits));
+    wait_deadline_ns = deadline_ns;
+    void (*happen)(void) = in_wait;
+    in_wait = NULL;
+    if (happen != NULL) happen();
+    done_waits[number] = wait->is_done;
+    return wait->is_done;
+}
+
+void tl_loop_wake(struct tl_loop *loop)
+{
+    (void)loop;
+    wake_count++;
+}
+
+static void take(struct tl_cq_item *item, struct tl_completion *ret_completion)
+{
+    *ret_completion = (struct tl_completion){.user_data = item};
+}
+
+static void init_engine(struct tl_progress_engine *engine, enum tl_progress mode)
+{
+    *engine = (struct tl_progress_engine){.mode = mode};
+    tl_list_init(&engine->queues);
+}
+
+static void setup(void)
+{
+    in_wait = NULL;
+    wait_count = wake_count = 0;
+    init_engine(&threaded, TL_PROGRESS_THREAD);
+    init_engine(&other_threaded, TL_PROGRESS_THREAD);
+    init_engine(&driven, TL_PROGRESS_CALLER);
+    init_engine(&other_driven, TL_PROGRESS_CALLER);
+    for (size_t i = 0; i < TL_ARRAY_COUNT(items); i++)
+        items[i].take = take;
+    ck_assert_int_eq(tl_cq_create(&cq, &error), TL_OK);
+}
+
+static void teardown(void)
+{
+    tl_cq_destroy(cq);
+}
+
+static void attach(struct tl_progress_engine *engine)
+{
+    ck_assert_int_eq(tl_cq_attach(cq, engine, &error), TL_OK);
+}
+
+/* Returns how many completions one wait brings. */
+static size_t wait_briefly(void)
+{
+    struct tl_completion completions[4];
+    return tl_cq_wait(cq, completions, TL_ARRAY_COUNT(completions), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------- tests -- */
+
+static void push_one(void)
+{
+    tl_cq_push(cq, &items[0], &threaded);
+}
+
+START_TEST(reader_makes_the_progress)
+{
+    attach(&threaded);
+    in_wait = push_one;
+    struct tl_completion completion;
+    ck_assert_uint_eq(tl_cq_wait(cq, &completion, 1, TL_TIMEOUT_NONE), 1);
+    ck_assert_ptr_eq(completion.user_data, &items[0]);
+    ck_assert_uint_eq(wait_count, 1);
+    ck_assert(done_waits[0]);
+    ck_assert(wait_deadline_ns == TL_TIME_NEVER);
+    ck_assert_uint_eq(wake_count, 0);
+    ck_assert_uint_eq(threaded.reader_count, 0);
+    /* What is there already needs no progress. */
+    push_one();
+    ck_assert_uint_eq(wait_briefly(), 1);
+    ck_assert_uint_eq(wait_count, 1);
+}
+END_TEST
+
+START_TEST(time_is_up)
+{
+    attach(&threaded);
+    ck_assert_uint_eq(wait_briefly(), 0);
+    ck_assert_uint_eq(wait_count, 1);
+    ck_assert(tl_list_is_empty(&cq->readers));
+    struct tl_completion completion;
+    ck_assert_uint_eq(tl_cq_wait(cq, &completion, 0, TL_TIMEOUT_NONE), 0);
+    ck_assert_uint_eq(wait_count, 1);
+}
+END_TEST
+
+/* The second reader makes progress while the first one waits. */
+static void read_and_push_one(void)
+{
+    in_wait = push_one;
+    ck_assert_uint_eq(wait_briefly(), 1);
+}
+
+START_TEST(push_wakes_one_reader)
+{
+    attach(&threaded);
+    in_wait = read_and_push_one;
+    ck_assert_uint_eq(wait_briefly(), 0);
+    ck_assert_uint_eq(wait_count, 3); /* the first reader was woken, and its item was gone */
+    ck_assert(!done_waits[1]);
+    ck_assert(done_waits[0]);
+}
+END_TEST
+
+static void push_two(void)
+{
+    struct tl_list both;
+    tl_list_init(&both);
+    tl_list_push_back(&both, &items[0].link);
+    tl_list_push_back(&both, &items[1].link);
+    tl_cq_push_all(cq, &both, &threaded);
+}
+
+static void read_and_push_two(void)
+{
+    in_wait = push_two;
+    ck_assert_uint_eq(wait_briefly(), 2);
+}
+
+START_TEST(many_items_wake_all_readers)
+{
+    attach(&threaded);
+    in_wait = read_and_push_two;
+    ck_assert_uint_eq(wait_briefly(), 0);
+    ck_assert(done_waits[0] && done_waits[1]);
+}
+END_TEST
+
+static void share(void)
+{
+    attach(&other_threaded);
+}
+
+START_TEST(shared_queue_makes_no_progress)
+{
+    attach(&threaded);
+    in_wait = share;
+    ck_assert_uint_eq(wait_briefly(), 0);
+    ck_assert(done_waits[0]); /* the reader leaves the loop in which it may sleep */
+    ck_assert_uint_eq(wake_count, 1);
+    attach(&threaded);
+    attach(&other_threaded);
+    ck_assert_uint_eq(wait_briefly(), 0);
+    ck_assert_uint_eq(wait_count, 1);
+    push_one();
+    ck_assert_uint_eq(wait_briefly(), 1);
+    ck_assert(tl_list_is_empty(&threaded.queues) && tl_list_is_empty(&other_threaded.queues));
+}
+END_TEST
+
+START_TEST(worker_without_thread_keeps_its_readers)
+{
+    attach(&threaded);
+    attach(&driven);
+    attach(&other_threaded);
+    ck_assert(cq->progress == &driven);
+    ck_assert_int_eq(tl_cq_attach(cq, &other_driven, &error), TL_FAILED_PRECONDITION);
+    in_wait = push_one; /* by a worker with a thread */
+    ck_assert_uint_eq(wait_briefly(), 1);
+    ck_assert(done_waits[0]);
+    ck_assert_uint_eq(wake_count, 1);
+    /* Its place is free when it has closed. */
+    tl_cq_detach_all(&driven);
+    attach(&threaded);
+    ck_assert(cq->progress == NULL);
+    attach(&other_driven);
+    ck_assert(cq->progress == &other_driven);
+}
+END_TEST
+
+START_TEST(latest_look_was_a_wait)
+{
+    struct tl_completion completion;
+    ck_assert(!tl_cq_is_waited(cq));
+    wait_briefly();
+    ck_assert(tl_cq_is_waited(cq));
+    ck_assert_uint_eq(tl_cq_poll(cq, &completion, 1), 0);
+    ck_assert(!tl_cq_is_waited(cq));
+    wait_briefly();
+    (void)tl_cq_fd(cq);
+    ck_assert(!tl_cq_is_waited(cq));
+}
+END_TEST
+
+static void add(Suite *suite, const char *name, const TTest *test)
+{
+    TCase *tcase = tcase_create(name);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, test);
+    suite_add_tcase(suite, tcase);
+}
+
+int main(void)
+{
+    Suite *suite = suite_create("completion_queue");
+    add(suite, "progress", reader_makes_the_progress);
+    add(suite, "time", time_is_up);
+    add(suite, "one", push_wakes_one_reader);
+    add(suite, "many", many_items_wake_all_readers);
+    add(suite, "shared", shared_queue_makes_no_progress);
+    add(suite, "driven", worker_without_thread_keeps_its_readers);
+    add(suite, "waited", latest_look_was_a_wait);
+    return run_suite(suite);
+}
