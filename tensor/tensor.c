@@ -125,15 +125,24 @@ static struct tl_tensor *create_empty(const struct tl_meta_data *meta_data)
     return create_with(meta_data, 0);
 }
 
-/* Memory for the elements. Large tensors ask for huge pages: touching fresh memory a page at a time costs as much as
- * copying into it. */
-static void *allocate_bytes(uint64_t size_bytes)
+static void *align(void *address, uintptr_t alignment_bytes)
 {
-    void *memory;
-    bool is_large = size_bytes >= 2 * HUGE_PAGE_BYTES;
-    if (posix_memalign(&memory, is_large ? HUGE_PAGE_BYTES : SMALL_ALIGNMENT_BYTES, size_bytes) != 0) return NULL;
+    return (void *)(((uintptr_t)address + alignment_bytes - 1) & ~(alignment_bytes - 1));
+}
+
+/* Memory for the elements; ret_own: what is freed. Large tensors ask for huge pages: touching fresh memory a page at a
+ * time costs as much as copying into it. They are aligned here and not by glibc, which first looks for the alignment in
+ * addition to the size: of the memory that a tensor has given back it would not make the next one of that size, so that
+ * each would have new pages, which the kernel makes zero. */
+static void *allocate_bytes(uint64_t size_bytes, void **ret_own)
+{
+    if (size_bytes < 2 * HUGE_PAGE_BYTES)
+        return posix_memalign(ret_own, SMALL_ALIGNMENT_BYTES, size_bytes) == 0 ? *ret_own : NULL;
+    *ret_own = size_bytes <= PTRDIFF_MAX ? malloc(size_bytes + HUGE_PAGE_BYTES) : NULL;
+    if (*ret_own == NULL) return NULL;
+    void *memory = align(*ret_own, HUGE_PAGE_BYTES);
     /* Only advice: whole huge pages inside, so that the last part costs no more than it needs. */
-    if (is_large) (void)madvise(memory, size_bytes - size_bytes % HUGE_PAGE_BYTES, MADV_HUGEPAGE);
+    (void)madvise(memory, size_bytes - size_bytes % HUGE_PAGE_BYTES, MADV_HUGEPAGE);
     return memory;
 }
 
@@ -145,11 +154,6 @@ static void set_bytes(struct tl_tensor *tensor, void *data)
     tensor->capacity_bytes = tensor->meta_data.size_bytes;
 }
 
-static void *align(void *address)
-{
-    return (void *)(((uintptr_t)address + SMALL_ALIGNMENT_BYTES - 1) & ~(uintptr_t)(SMALL_ALIGNMENT_BYTES - 1));
-}
-
 /* Creates a tensor of validated meta-data with memory of its own. */
 static enum tl_status create_own(const struct tl_meta_data *meta_data, uint64_t element_count,
                                  struct tl_tensor **ret_tensor, struct tl_error *ret_error)
@@ -159,11 +163,13 @@ static enum tl_status create_own(const struct tl_meta_data *meta_data, uint64_t 
     struct tl_tensor *tensor = create_with(meta_data, is_inside ? SMALL_ALIGNMENT_BYTES - 1 + size_bytes : 0);
     if (!tensor) goto fail;
     if (is_inside) {
-        set_bytes(tensor, align(tensor + 1));
+        set_bytes(tensor, align(tensor + 1, SMALL_ALIGNMENT_BYTES));
     } else if (size_bytes > 0) {
-        tensor->own_memory = allocate_bytes(size_bytes);
-        if (!tensor->own_memory) goto fail;
-        set_bytes(tensor, tensor->own_memory);
+        void *own = NULL;
+        void *data = allocate_bytes(size_bytes, &own);
+        if (!data) goto fail;
+        tensor->own_memory = own;
+        set_bytes(tensor, data);
     }
     if (meta_data->dtype == TL_STRING) {
         tensor->strings = tl_string_index_create(element_count);

@@ -44,6 +44,38 @@ START_TEST(created_large)
 }
 END_TEST
 
+static struct tl_tensor *create_bytes(uint64_t size_bytes)
+{
+    struct tl_tensor *tensor;
+    ck_assert_int_eq(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, &error), TL_OK);
+    return tensor;
+}
+
+/* What is asked for beside a large tensor uses up the space around it. The next tensor of its size still has its pages,
+ * so that the kernel need not make new ones. */
+START_TEST(memory_of_a_large_tensor_is_used_again)
+{
+    const uint64_t size_bytes = UINT64_C(16) << 20;
+    void *volatile taught = malloc((size_t)31 << 20); /* as a worker does it: glibc keeps less than this */
+    free(taught);
+    struct tl_tensor *tensor = create_bytes(size_bytes);
+    const void *data = tl_tensor_data(tensor);
+    ck_assert_uint_eq((uintptr_t)data % HUGE_PAGE_BYTES, 0);
+    void *volatile behind = malloc((size_t)3 << 20);
+    void *volatile before = malloc(5000);
+    tl_tensor_put(tensor);
+    tensor = create_bytes(size_bytes);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    ck_assert_ptr_eq(tl_tensor_data(tensor), data);
+#else
+    (void)data;
+#endif
+    tl_tensor_put(tensor);
+    free(before);
+    free(behind);
+}
+END_TEST
+
 START_TEST(created_scalar_and_empty)
 {
     struct tl_tensor *tensor = NULL;
@@ -743,6 +775,7 @@ int main(void)
     TCase *tcase = tcase_create("tensor");
     tcase_add_test(tcase, created);
     tcase_add_test(tcase, created_large);
+    tcase_add_test(tcase, memory_of_a_large_tensor_is_used_again);
     tcase_add_test(tcase, created_scalar_and_empty);
     tcase_add_test(tcase, create_errors);
     tcase_add_test(tcase, dead);
