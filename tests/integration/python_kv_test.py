@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tensorlane.kv: blocks at an owner that several clients share, its limits, and processes that die."""
 import asyncio
+import concurrent.futures
 import json
 import os
 import random
@@ -448,6 +449,33 @@ class Failures(Owned):
             future.result(PATIENCE)
         self.assertRaises(RuntimeError, client.exists, ["a"])
         self.owner.send_signal(signal.SIGCONT)
+
+    def test_closing_beside_calls(self):
+        """Each call of another thread ends, with what it was for or because the client is closed."""
+        self.set(0, 4)
+        keys = [f"k{number}" for number in range(4)]
+        for _ in range(5):
+            client, begun, ends = self.client(), threading.Barrier(5, timeout=PATIENCE), []
+
+            def call(client=client, begun=begun, ends=ends):
+                self.assertEqual(client.exists(keys), [True] * 4)
+                begun.wait()
+                try:
+                    while True:
+                        self.assertEqual(self.get(keys, client), [block(number) for number in range(4)])
+                        self.assertEqual(client.set([f"own {threading.get_ident()}"], [block(9)]), [True])
+                except (RuntimeError, concurrent.futures.CancelledError) as error:
+                    ends.append(error)
+
+            threads = [threading.Thread(target=call) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            begun.wait()
+            client.close()
+            for thread in threads:
+                thread.join(PATIENCE)
+            self.assertEqual(len(ends), 4)
+        self.assertEqual(self.get(keys), [block(number) for number in range(4)])
 
 
 class Stranger:
