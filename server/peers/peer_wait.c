@@ -14,7 +14,8 @@
 /* A call that waits for peers to be up. */
 struct tl_peer_wait {
     struct tl_command command;
-    struct tl_list link; /* in worker->members.peer_waits */
+    const struct tl_worker *worker; /* that of the command is written again while the loop still looks at the wait */
+    struct tl_list link;            /* in worker->members.peer_waits */
     const tl_peer_id *peers;
     size_t count;
     size_t min_count;
@@ -45,7 +46,7 @@ static size_t count_up(const struct tl_worker *worker, const struct tl_peer_wait
 
 static void wait_end(struct tl_peer_wait *wait)
 {
-    const struct tl_worker *worker = wait->command.worker;
+    const struct tl_worker *worker = wait->worker;
     tl_list_remove(&wait->link);
     for (size_t i = 0; i < wait->count; i++) {
         struct tl_peer *peer = tl_peer_by_id(worker, wait->peers[i]);
@@ -59,7 +60,7 @@ static bool fails(struct tl_peer_wait *wait)
     size_t lost_count = 0;
     struct tl_error reason = {.code = TL_OK};
     for (size_t i = 0; i < wait->count; i++) {
-        const struct tl_peer *peer = tl_peer_by_id(wait->command.worker, wait->peers[i]);
+        const struct tl_peer *peer = tl_peer_by_id(wait->worker, wait->peers[i]);
         if (peer != NULL && (peer->added == NULL || peer->added->gone.code == TL_OK)) continue;
         lost_count++;
         if (peer != NULL) reason = peer->added->gone;
@@ -317,7 +318,8 @@ enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const tl_peer_
         return tl_error_set(ret_error, TL_NOT_FOUND, "entry %zu of the list is not a peer of this worker", i);
     }
     if (min_count == 0 || min_count > count) min_count = count;
-    struct tl_peer_wait wait = {.peers = peers, .count = count, .min_count = min_count, .ret_error = ret_error};
+    struct tl_peer_wait wait = {
+        .worker = worker, .peers = peers, .count = count, .min_count = min_count, .ret_error = ret_error};
     tl_list_init(&wait.link);
     tl_wait_init(&wait.done, &worker->progress);
     tl_worker_enter(worker);

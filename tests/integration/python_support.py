@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the Python package share: they find the package, and make workers that know each other.
 
-A package that is built with AddressSanitizer needs its library before anything else, so that the program starts itself
-again with it. Leaks are not looked for then, because Python leaves much to the end of its process.
+A package that is built with a sanitizer needs its library before anything else, so that the program starts itself again
+with it. AddressSanitizer looks for no leaks then, because Python leaves much to the end of its process.
+ThreadSanitizer sees what the package and the library do, and the locks of Python; its library is gcc's, because that of
+clang, which compiles them, cannot be loaded in front of a program.
 """
 import os
 import pathlib
@@ -23,15 +25,15 @@ PATIENCE = int(os.environ.get("TENSORLANE_PATIENCE", "120"))
 if not (PACKAGES / "tensorlane/_tensorlane.abi3.so").exists():
     print("the Python package was not built: python3-dev is not installed")
     sys.exit(77)
-if "thread" in SANITIZE:
-    print("Python is not built with ThreadSanitizer")
-    sys.exit(77)
-if "address" in SANITIZE and "LD_PRELOAD" not in os.environ:
-    library = subprocess.run([os.environ.get("CC", "gcc"), "-print-file-name=libasan.so"], capture_output=True,
-                             text=True, check=True).stdout.strip()
-    os.environ.update(LD_PRELOAD=library, PYTHONMALLOC="malloc",
-                      ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1")
-    os.execv(sys.executable, [sys.executable, *sys.argv])
+LIBRARIES = {"address": "libasan.so", "thread": "libtsan.so"}
+OPTIONS = {"address": {"PYTHONMALLOC": "malloc", "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1"},
+           "thread": {}}
+for sanitizer, library in LIBRARIES.items():
+    if sanitizer in SANITIZE and "LD_PRELOAD" not in os.environ:
+        library = subprocess.run(["gcc", f"-print-file-name={library}"], capture_output=True, text=True,
+                                 check=True).stdout.strip()
+        os.environ.update(LD_PRELOAD=library, **OPTIONS[sanitizer])
+        os.execv(sys.executable, [sys.executable, *sys.argv])
 sys.path.insert(0, str(PACKAGES))
 
 import tensorlane
