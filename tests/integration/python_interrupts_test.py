@@ -45,6 +45,7 @@ class Interrupts(WorkersCase):
         super().setUp()
         self.loop = asyncio.new_event_loop()
         self.addCleanup(self.loop.close)
+        self.nowhere = self.asker.add_peer("127.0.0.1:9")
 
     def run_once(self):
         self.loop.run_until_complete(asyncio.sleep(0))
@@ -96,7 +97,11 @@ class Interrupts(WorkersCase):
             "recv": lambda: self.asker.recv(self.peer, "none", timeout=600),
             "recv_many": lambda: self.asker.recv_many(self.peer, ["none"], timeout=600),
             "send": lambda: self.asker.send("none", b"", timeout=600),
-            "list": lambda: self.asker.list(self.peer, timeout=600),
+            "put": lambda: self.asker.put(self.nowhere, "none", b"", timeout=600),
+            "list": lambda: self.asker.list(self.nowhere, timeout=600),
+            "stat": lambda: self.asker.stat(self.nowhere, "none", timeout=600),
+            "remove": lambda: self.asker.remove(self.nowhere, "none", timeout=600),
+            "pull_state_dict": lambda: self.asker.pull_state_dict(self.peer, timeout=600),
             "subscribe": self.subscribe,
         }
         warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that nothing awaits after an interrupt

@@ -364,7 +364,12 @@ class Interrupts(unittest.TestCase):
                      'asker.recv_many_wait(peer, ["none"] * 3, timeout=600)',
                      'asker.wait_for_peers([asker.add_peer("127.0.0.1:9")])',
                      'next(asker.subscribe_wait(peer, "none"))',
-                     'asker.put_wait(asker.add_peer("127.0.0.1:9"), "none", b"", timeout=600)'):
+                     'asker.pull_state_dict_wait(peer, timeout=600)',
+                     *(f'asker.{what}, timeout=600)' for what in (
+                         'put_wait(asker.add_peer("127.0.0.1:9"), "none", b""',
+                         'list_wait(asker.add_peer("127.0.0.1:9")',
+                         'stat_wait(asker.add_peer("127.0.0.1:9"), "none"',
+                         'remove_wait(asker.add_peer("127.0.0.1:9"), "none"'))):
             with self.subTest(call):
                 process = start_script(f"""
                     owner.publish("key", b"value")
