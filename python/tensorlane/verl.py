@@ -12,6 +12,7 @@ docs/verl.md is the page.
 import asyncio
 import json
 import logging
+import sys
 import uuid
 
 import ray
@@ -19,7 +20,7 @@ import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from . import _engine
+from . import _engine, empty
 from .errors import DeadlineExceeded, FailedPrecondition, NotFound
 
 _logger = logging.getLogger("verl.tensorlane")
@@ -34,6 +35,37 @@ def _key(generation, index, what):
 def _end_key(engine):
     """Under it the first trainer publishes, with the last generation that it has withdrawn as the step."""
     return f"verl/{engine}/ended"
+
+
+class _HostBucket:
+    """Memory of the library's for a bucket, which is used again: new pages take longer than the copy."""
+
+    def __init__(self, size):
+        memory = empty((size,), "U8")
+        self.tensor = torch.from_dlpack(memory)
+        self._memory = memoryview(memory)
+        self._published = None
+
+    def part(self, used):
+        self._published = self._memory[:used]
+        return self._published
+
+    @property
+    def is_free(self):
+        """Whether only this and the call refer to what was published."""
+        return sys.getrefcount(self._published) <= 2
+
+
+class _DeviceBucket:
+    """Memory of torch's allocator, which uses it again itself."""
+    is_free = False
+
+    def __init__(self, size, device):
+        self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def part(self, used):
+        torch.cuda.synchronize(self.tensor.device)
+        return self.tensor[:used]
 
 
 @CheckpointEngineRegistry.register("tensorlane")
@@ -54,6 +86,9 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
         self.rank = None
         self._generation = 0
         self._published = 0
+        self._buckets = []  # that are published
+        self._spares = []
+        self._buffers = [None, None]  # into which buckets are received in turn
         self._sent = None
         self._source = None
         self._name = uuid.uuid4().hex
@@ -93,24 +128,30 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
             weight = weight.to(self.rollout_dtype or weight.dtype)
             # Elements lie at multiples of their size.
             offset = -(-used // 64) * 64
-            if bucket is not None and offset + weight.nbytes > bucket.nbytes:
+            if bucket is not None and offset + weight.nbytes > bucket.tensor.nbytes:
                 self._publish(generation, step, bucket, parts, used, False)
                 bucket, parts = None, []
                 await asyncio.sleep(0)
             if bucket is None:
-                bucket = torch.empty(max(self.bucket_size, weight.nbytes), dtype=torch.uint8, device=self.device)
-                offset = 0
-            bucket[offset:offset + weight.nbytes].copy_(weight.reshape(-1).view(torch.uint8))
+                bucket, offset = self._bucket(max(self.bucket_size, weight.nbytes)), 0
+            bucket.tensor[offset:offset + weight.nbytes].copy_(weight.reshape(-1).view(torch.uint8))
             parts.append((name, list(weight.shape), str(weight.dtype).removeprefix("torch."), offset))
             used = offset + weight.nbytes
         self._publish(generation, step, bucket, parts, used, True)
+        self._spares = []
+
+    def _bucket(self, size):
+        for bucket in self._spares:
+            if bucket.tensor.nbytes == size and bucket.is_free:
+                self._spares.remove(bucket)
+                return bucket
+        return _HostBucket(size) if self.device == "cpu" else _DeviceBucket(size, self.device)
 
     def _publish(self, generation, step, bucket, parts, used, is_last):
         worker, index = _endpoint.worker, self._published
         if bucket is not None:
-            if bucket.is_cuda:
-                torch.cuda.synchronize(bucket.device)
-            worker.publish(_key(generation, index, "bytes"), bucket[:used], step)
+            worker.publish(_key(generation, index, "bytes"), bucket.part(used), step)
+            self._buckets.append(bucket)
         # It says that the bytes are there.
         worker.publish(_key(generation, index, "parts"), json.dumps([used, parts, is_last]).encode(), step)
         self._published += 1
@@ -126,12 +167,15 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
                 except NotFound:  # an empty model has no bytes
                     pass
         self._published = 0
+        # Those of the update before are used again when nothing reads them any more.
+        self._spares, self._buckets = self._buckets, []
 
     # ----------------------------------------------------------------------------------------------------- receive --
 
     @torch.no_grad()
     async def receive_weights(self, global_steps=None):
-        buffers = [None, None]
+        # Where an update does not come to its end something may still be written to its buffers.
+        buffers, self._buffers = self._buffers, [None, None]
         ended = asyncio.ensure_future(self._until_ended())
         coming = asyncio.ensure_future(self._receive(0, global_steps or 0, buffers))
         try:
@@ -149,6 +193,7 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
                     count = torch.Size(shape).numel() * dtype.itemsize
                     yield name, bucket[offset:offset + count].view(dtype).view(shape)
                 if is_last:
+                    self._buffers = buffers
                     break
         finally:
             coming.cancel()

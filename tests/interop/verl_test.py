@@ -82,6 +82,11 @@ class Process(Worker):
         return os.getpid()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def addresses(self):
+        """Where the buckets are."""
+        return {bucket.tensor.data_ptr() for bucket in self.engine._buckets}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def published(self):
         import tensorlane.verl
         return tensorlane.verl._endpoint.worker.counters()["published_tensors"]
@@ -114,16 +119,26 @@ class Engine(unittest.TestCase):
             self.get(group.execute_checkpoint_engine(["finalize"] * group.world_size))
 
     def test_each_step_reaches_all_rollout_workers(self):
-        trainers, rollouts = self.group(2), self.group(2)
+        trainers, rollouts, now = self.group(2), self.group(2), set()
         for step in (1, 2, 2, 7):
             self.connect(trainers, rollouts)
             results = self.get(trainers.send(step) + rollouts.receive(step))
             self.assertEqual(results[2:], [sums_of(weights_of(step))] * 2)
             self.finalize(trainers, rollouts)
+            before, now = now, trainers.addresses()[0]
+        self.assertTrue(before & now, "no memory is used again")
         counts = trainers.published()
         self.assertEqual(counts[1], 0)
         # One update only: a description and bytes for each of less than 20 buckets.
         self.assertLess(counts[0], 40)
+
+    def test_memory_is_not_used_again_while_something_refers_to_it(self):
+        import tensorlane.verl
+        bucket = tensorlane.verl._HostBucket(1000)
+        published = bucket.part(10)
+        self.assertEqual((published.nbytes, bucket.is_free), (10, False))
+        del published
+        self.assertTrue(bucket.is_free)
 
     def test_a_worker_that_is_late_and_one_that_begins_again(self):
         trainers, rollouts = self.group(1), self.group(1)
