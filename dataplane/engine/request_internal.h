@@ -113,6 +113,7 @@ struct request_placement {
 struct request_limit {
     struct tl_timer timer;
     struct request *request;
+    uint32_t slots_returned; /* how many slots the peer had given back when it was set */
 };
 
 /* Many of them may wait for their values, so that its size is bounded (tests/unit/engine_waits_test.c). */

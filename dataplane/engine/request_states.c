@@ -46,6 +46,7 @@ void request_limit(struct request *request, int64_t after_ns)
         }
         *request->limit = (struct request_limit){.timer.fire = time_is_up, .request = request};
     }
+    request->limit->slots_returned = request->conn->credits.peer_slots_returned;
     conn_arm(request->conn, &request->limit->timer, after_ns);
 }
 
@@ -57,18 +58,24 @@ void request_end_limit(struct request *request)
     request->limit = NULL;
 }
 
+/* A CANCEL that is not sent waits on while slots come back: others are before it. */
 static void end_unanswered(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     struct tl_error reason;
+    bool is_unsent = tl_list_is_linked(&request->pending.place);
+    if (is_unsent && request->limit->slots_returned != conn->credits.peer_slots_returned) {
+        request_limit(request, conn->engine->options.peer_timeout_ns);
+        return;
+    }
     tl_error_set(&reason, TL_UNAVAILABLE, "%s has not answered the cancel of %s in time", conn->peer.name,
                  request->fetch->key);
     conn->engine->stats.connections_broken++;
     tl_conn_close(conn, &reason);
 }
 
-/* The time to answer begins when CANCEL is posted. Until then the peer has its time-out to return a slot, because one
- * that is alive and returns none must not keep a request for ever. */
+/* The time to answer begins when CANCEL is posted. Until then the peer has its time-out to return each slot, because
+ * one that is alive and returns none must not keep a request for ever. */
 static void start_cancel(struct request *request)
 {
     struct tl_conn *conn = request->conn;

@@ -292,6 +292,48 @@ START_TEST(time_to_answer_begins_when_it_is_sent)
 }
 END_TEST
 
+/* Requests are before a CANCEL, and the peer returns slots seldom, but within its time-out. */
+START_TEST(cancel_waits_while_slots_come_back)
+{
+    enum { COUNT = 600, ROUNDS = 200 };
+    static struct engine_ask asks[COUNT];
+    char key[TL_MAX_KEY_BYTES + 1];
+    options.engine.slot_count = 16;
+    options.engine.request_count = COUNT;
+    options.fabric.poll_batch = 1;
+    open_pair();
+    uint64_t before = engine_side_stats(asker).messages_sent;
+    for (unsigned i = 0; i < COUNT; i++) {
+        snprintf(key, sizeof(key), "%0*u", TL_MAX_KEY_BYTES, i); /* so that few requests fit into a slot */
+        engine_ask_start(asker, &asks[i], key, 1);
+    }
+    for (unsigned i = 0; i < ROUNDS; i++)
+        (void)engine_side_round(asker);
+    engine_ask_cancel(&asks[0]);
+    unsigned waits = 0;
+    while (engine_side_stats(asker).messages_sent - before < COUNT) {
+        uint64_t credits_sent = engine_side_stats(owner).credits_sent;
+        fake_clock_advance(options.engine.peer_timeout_ns / 4 * 3);
+        waits++;
+        for (unsigned i = 0; i < ROUNDS && engine_side_stats(owner).credits_sent == credits_sent; i++)
+            (void)engine_side_round(owner);
+        for (unsigned i = 0; i < ROUNDS; i++)
+            (void)engine_side_round(asker);
+        ck_assert_msg(asker->closed_count == 0, "after %u waits: %s", waits, asker->reason.message);
+    }
+    ck_assert_uint_ge(waits, 3);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(asks[0].result.code, TL_CANCELLED);
+    ck_assert_uint_eq(asker->closed_count, 0);
+    for (unsigned i = 1; i < COUNT; i++)
+        engine_ask_cancel(&asks[i]);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < COUNT; i++)
+        engine_ask_fini(&asks[i]);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* A write that the card still has when the connection ends arrives late, but not in memory that was given back. */
 START_TEST(late_write)
 {
@@ -365,6 +407,10 @@ int main(void)
     tcase = tcase_create("time_to_answer_begins_when_it_is_sent"); /* tests/defects runs it alone */
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, time_to_answer_begins_when_it_is_sent);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("cancel_waits_while_slots_come_back"); /* tests/defects runs it alone */
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, cancel_waits_while_slots_come_back);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
