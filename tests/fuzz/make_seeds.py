@@ -93,6 +93,9 @@ def link_seeds():
     yield "serve_waits", UP + frame(requests("w", "ä/w")) + ANSWER + b"\2" + ANSWER + b"\x80" + TAKE * 9
     yield "serve_cancelled", UP + frame(requests("w", "p2")) + TAKE + frame(pb.Frame(cancels=[2, 1])) + TAKE * 2
     yield "serve_too_many", UP + frame(requests(*["w"] * 40)) + TAKE * 4
+    subscribed = requests("w", "p1", "o1", subscription=9)
+    yield "serve_subscribed", UP + frame(subscribed) + ANSWER + b"\2" + TAKE * 9 + frame(pb.Frame(received=[1, 3]))
+    yield "serve_subscribed_cancelled", UP + frame(subscribed) + TAKE + frame(pb.Frame(cancels=[1, 2, 3])) + TAKE * 2
     yield "serve_number_0", UP + frame(requests("w", first=0))
     yield "serve_number_twice", UP + frame(requests("w")) + frame(requests("w"))
     yield "serve_no_key", UP + frame(requests(""))
@@ -278,6 +281,14 @@ def services_seeds():
     yield "exchange", b"\0" + publish_own(64 * 255, 0) + up + give(0, requests("p0", wants_checksum=True)) + take(0) * 9
     yield "exchange_one_shot", (b"\0" + send_own(640, 3) + up + give(0, requests("o1")) + take(0) * 2 +
                                 give(0, pb.Frame(received=[1])))
+    credits = give(0, requests("o1", "o1", subscription=4))
+    yield "exchange_subscribed", (b"\0" + up + credits + send_own(640, 3) + take(0) * 2 +
+                                  give(0, pb.Frame(received=[1])) + send_own(640, 3, 1) + take(0) * 2)
+    yield "exchange_subscribed_twice", (b"\0" + up + credits + give(0, requests("o1", first=7, subscription=5)) +
+                                        send_own(640, 3) + send_own(640, 3, 1) + take(0) * 4)
+    yield "exchange_subscribed_published", (b"\0" + up + give(0, requests("p0", "p0", subscription=4)) +
+                                            publish_own(64, 0) + publish_own(64, 0, 1) + take(0) * 4)
+    yield "exchange_subscribed_dropped", b"\0" + up + credits + drop(0) + send_own(640, 3) + up + credits + take(0) * 2
     yield "exchange_one_shot_again", (b"\0" + send_own(640, 3) + up + give(0, requests("o1")) + take(0) * 2 + drop(0) +
                                       up + give(0, requests("o1")) + take(0) * 2 + give(0, pb.Frame(received=[1])))
     yield "exchange_received_in_hello", (b"\0" + send_own(640, 3) + up + give(0, requests("o1")) + take(0) * 2 +

@@ -264,6 +264,7 @@ static void start_ask(void)
     asked->ask.may_map = one_in(2);
     if (value != NULL && value->size_bytes > 0 && one_in(4))
         asked->ask.destination = engine_bytes(value->size_bytes, 0);
+    if (value == NULL && one_in(3)) asked->ask.subscription = below(2) + 1;
     if (value != NULL) value->asked_count++;
     engine_ask_start(side, &asked->ask, key_name(value != NULL ? value->key : KEYS), value != NULL ? value->step : 0);
 }
