@@ -31,9 +31,8 @@
 #define SPACE_OF_A_POST 2
 /* How many bytes of writes may pass a batch. */
 #define PASSING_BYTES (128 * 1024)
-/* So many messages, or bytes, of a long pump leave with a doorbell of their own, and the peer works on them while the
- * rest is composed. */
-#define EARLY_MESSAGES 64
+/* So many bytes of a long pump, or BATCH_MESSAGES, leave with a doorbell of their own, and the peer works on them while
+ * the rest is composed. */
 #define EARLY_BYTES (64 * 1024)
 
 /* ------------------------------------------------------------------------------------------------------ queues -- */
@@ -118,7 +117,7 @@ static void ring_doorbell(struct tl_conn *conn)
 /* A batch is left open behind large values, of which only so many pass it. */
 static void maybe_send_early(struct tl_conn *conn)
 {
-    bool has_many = conn->posts.unsent_messages >= EARLY_MESSAGES;
+    bool has_many = conn->posts.unsent_messages >= BATCH_MESSAGES;
     if (conn->state == CONN_CLOSING || (!has_many && conn->posts.unsent_bytes < EARLY_BYTES)) return;
     if (has_many) conn_post_batch(conn);
     ring_doorbell(conn);

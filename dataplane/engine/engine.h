@@ -143,12 +143,14 @@ enum tl_status tl_conn_connect(struct tl_conn *conn, const uint8_t *bytes, uint3
 
 void *tl_conn_owner(const struct tl_conn *conn);
 
-/* How fast the connection is, measured during the handshake by a few writes, and how it reaches memory. */
+/* How fast the connection is, measured during the handshake by a few writes, how it reaches memory, and how many
+ * answers it holds. */
 struct tl_conn_measures {
     uint64_t latency_ns;         /* there and back, of the fastest of some small writes */
     uint64_t bytes_per_second;   /* large writes, from the posting of the first to the acknowledgement of the last */
     uint32_t mtu_bytes;          /* in one packet, as the two sides have agreed; 0: not known */
     const char *outside_refusal; /* why memory outside of a pool is copied once more; NULL: it is not. Never freed */
+    uint32_t most_unconfirmed;   /* answers of the peer that have come and whose arrival it may not know of */
 };
 /* The connection must be up. */
 const struct tl_conn_measures *tl_conn_measured(const struct tl_conn *conn);

@@ -51,11 +51,11 @@ struct tl_session {
     void *owner; /* NULL: abandoned */
     struct tl_identity peer;
     enum session_state state;
-    bool is_opener;        /* does not change */
-    bool is_client_peer;   /* the peer is no member of the cluster */
-    unsigned closures_out; /* on their way to the reactor or back */
-    size_t request_count;  /* given to the session and not done */
-    struct tl_numbers answered;
+    bool is_opener;                   /* does not change */
+    bool is_client_peer;              /* the peer is no member of the cluster */
+    unsigned closures_out;            /* on their way to the reactor or back */
+    size_t request_count;             /* given to the session and not done */
+    struct tl_numbers answered;       /* the latest requests that were answered, measures.most_unconfirmed of them */
     struct tl_conn_measures measures; /* the reactor's until up_closure has come */
 
     struct tl_memory_making making; /* its closure creates the connection, and comes back */

@@ -10,10 +10,6 @@
 #include "base/error.h"
 #include "server/worker_internal.h"
 
-/* A session remembers this many of the requests that were answered over it. The peer has heard of all answers before
- * them long ago. */
-#define MAX_UNCONFIRMED 1024
-
 /* Where the closure of a request is, and what it does there. The loop and the reactor agree on it:
  *
  *   GOING --start--> RESTING --result--> RETURNING
@@ -52,7 +48,7 @@ static void done_came(struct tl_closure *closure)
     if (failure == NULL && session->owner == NULL) {
         if (request->peer != NULL) tl_peer_answered(request->peer, session->peer.incarnation, request->fetch.number);
     } else if (failure == NULL && tl_numbers_push(&session->answered, request->fetch.number) &&
-               session->answered.count > MAX_UNCONFIRMED) {
+               session->answered.count > session->measures.most_unconfirmed) {
         tl_numbers_drop(&session->answered, 1);
     }
     session->request_count--;

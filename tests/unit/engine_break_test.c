@@ -173,6 +173,47 @@ START_TEST(source_learns_how_each_serve_ended)
 }
 END_TEST
 
+#define MANY 2000
+
+/* What may be unknown to the owner is bounded by the slots of its peer, because a batch has only so many messages. */
+START_TEST(unconfirmed_answers_are_bounded)
+{
+    static struct engine_ask many[MANY];
+    options.engine.slot_count = 16;
+    options.engine.inline_bytes = 16;
+    options.engine.request_count = MANY;
+    open_pair();
+    uint32_t most = tl_conn_measured(asker->conn)->most_unconfirmed;
+    for (unsigned i = 0; i < MANY; i++)
+        engine_ask_start(asker, &many[i], "key", i);
+    engine_pair_run(&pair);
+    /* The card of the owner never hears of the batch that it sends first. */
+    fake_fabric_add_rule(
+        pair.fabric, &(struct fake_rule){.fault = FAKE_LOSE_ACK, .provider = owner->provider, .kinds = FAKE_MESSAGE});
+    for (unsigned i = 0; i < MANY; i++)
+        engine_side_send(owner, "key", i, engine_bytes(8, i));
+    engine_pair_run(&pair);
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "the path has broken");
+    tl_conn_close(owner->conn, &reason);
+    for (unsigned i = 0; i < 12; i++) {
+        fake_clock_advance(options.engine.peer_timeout_ns / 4);
+        engine_pair_run(&pair);
+    }
+    unsigned received_count = 0;
+    for (unsigned i = 0; i < MANY; i++) {
+        ck_assert(!many[i].is_open);
+        received_count += many[i].result.code == TL_OK;
+        engine_ask_fini(&many[i]);
+    }
+    ck_assert_uint_ge(received_count, 8);
+    ck_assert_uint_eq(engine_side_values(owner), MANY); /* all of them wait for their asker */
+    ck_assert_uint_le(received_count * options.engine.slot_count, most);
+    ck_assert_uint_ge(most, 2 * 64 * options.engine.slot_count);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* For example, a file has changed. */
 static enum tl_status cannot_be_read(void *context, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
 {
@@ -492,6 +533,7 @@ int main(void)
     tcase_add_loop_test(tcase, every_operation, 0, FAULT_COUNT);
     tcase_add_test(tcase, closed_at_every_round);
     tcase_add_test(tcase, source_learns_how_each_serve_ended);
+    tcase_add_test(tcase, unconfirmed_answers_are_bounded);
     tcase_add_test(tcase, what_cannot_be_sent_is_offered_again);
     tcase_add_loop_test(tcase, file_cut_while_it_is_read_is_no_success, 0, 4);
     tcase_add_test(tcase, a_closing_connection_keeps_its_reactor_awake);

@@ -67,7 +67,7 @@ void *tl_conn_owner(const struct tl_conn *conn)
 
 const struct tl_conn_measures *tl_conn_measured(const struct tl_conn *conn)
 {
-    static const struct tl_conn_measures measures = {.latency_ns = 5};
+    static const struct tl_conn_measures measures = {.latency_ns = 5, .most_unconfirmed = 5000};
     (void)conn;
     return &measures;
 }
@@ -433,6 +433,29 @@ START_TEST(requests_keep_it)
 }
 END_TEST
 
+/* The session remembers as many answers as the owner may not know of, and not all that there were. */
+START_TEST(answers_are_remembered)
+{
+    const struct tl_error ok = {.code = TL_OK};
+    struct tl_peer_request request = {.fetch = {.ops = &request_ops.on_loop, .key = "key"}};
+    const uint64_t *numbers;
+    bring_up(true);
+    for (request.fetch.number = 1; request.fetch.number <= 5003; request.fetch.number++) {
+        tl_session_fetch(session, &request);
+        run();
+        request.fetch.ops->done(&request.fetch, &ok);
+        run();
+        check_calls("fetch done: ");
+    }
+    ck_assert_uint_eq(tl_session_unconfirmed(session, &numbers), 5000);
+    ck_assert_uint_eq(numbers[0], 4);
+    ck_assert_uint_eq(numbers[4999], 5003);
+    conn_closed((struct tl_conn *)&the_conn, &ok);
+    run();
+    check_calls("closed:  freed");
+}
+END_TEST
+
 /* One closure takes a request there, a cancel after it, and comes back: a cancel that comes before, between and after
  * the others. */
 START_TEST(requests_are_given_up)
@@ -486,6 +509,10 @@ int main(void)
     tcase_add_test(tcase, drained_and_closed);
     tcase_add_test(tcase, requests_keep_it);
     tcase_add_test(tcase, requests_are_given_up);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("answers_are_remembered");
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, answers_are_remembered);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
