@@ -92,7 +92,7 @@ struct worker_operations {
     struct tl_subscription *subscriptions; /* all that have not ended, by id (subscription.c) */
     struct tl_peer_op *peer_ops;           /* all that have not completed, by id (peer_operation.c) */
     struct tl_op_step *steps;              /* the receives among them, by step */
-    uint64_t step_visits;                  /* number of receives that ends and aborts of steps have looked at */
+    uint64_t step_visits;                  /* number of operations that ends and aborts of steps have looked at */
     uint64_t next_op;                      /* id of the latest operation; any thread, atomic */
     uint64_t open_ops;      /* number of operations that were submitted and are not completed; any thread, atomic */
     uint64_t next_request;  /* number of the latest request to a peer */

@@ -61,6 +61,7 @@ struct op_group {
     const struct tl_error *end_error;   /* kept */
     const struct tl_error *first_error; /* the error of the first member that failed; kept; NULL: none has */
     const struct tl_error *error;       /* the group's; kept; NULL: TL_OK */
+    uint64_t least_step, greatest_step; /* those of the members */
     size_t started_count;               /* members that have begun */
     size_t ended_count;                 /* members that were ended, as `ending` says */
     size_t open_count;                  /* members that have not completed */
@@ -373,6 +374,8 @@ uint64_t tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const str
     TL_LIST_FOREACH_SAFE(&worker->operations.starting, link)
     {
         struct op_group *group = TL_CONTAINER_OF(link, struct op_group, starting_link);
+        if (step < group->least_step || step > group->greatest_step) continue;
+        worker->operations.step_visits += group->count - group->started_count;
         op_group_hold(group);
         for (size_t i = group->started_count; i < group->count; i++) {
             struct tl_op *op = &group->ops[i];
@@ -409,6 +412,7 @@ enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t ke
     group->flush_closure.run = flush;
     tl_list_init(&group->starting_link);
     tl_list_init(&group->done);
+    group->least_step = UINT64_MAX;
     group->open_count = count;
     *ret_keys = (char *)(group->ops + count);
     *ret_group = group;
@@ -421,6 +425,12 @@ struct tl_op *op_group_add(struct op_group *group, size_t place)
     memset(op, 0, sizeof(*op));
     op->call = &group->call;
     return op;
+}
+
+void op_group_note_step(struct op_group *group, uint64_t step)
+{
+    if (step < group->least_step) group->least_step = step;
+    if (step > group->greatest_step) group->greatest_step = step;
 }
 
 struct tl_op *op_group_member(struct op_group *group, size_t place)

@@ -23,6 +23,9 @@ enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t ke
 /* Returns the next member, zeroed but for its call. It is zeroed here, where it is about to be filled, because all
  * members together are more than the processor's caches keep until then. */
 struct tl_op *op_group_add(struct op_group *group, size_t place);
+/* Says the step of a member that was added: a step that ends leaves groups alone whose members have lesser or greater
+ * ones. */
+void op_group_note_step(struct op_group *group, uint64_t step);
 /* Returns a member that was added. */
 struct tl_op *op_group_member(struct op_group *group, size_t place);
 /* Frees a group whose members were not initialised, or are discarded. */

@@ -138,6 +138,7 @@ static enum tl_status init_receives(struct op_group *group, const struct receive
         }
         op->receive.request.fetch.priority = (uint8_t)item->priority;
         op->user_data = item->user_data;
+        op_group_note_step(group, item->step);
     }
     return TL_OK;
 }
@@ -243,6 +244,7 @@ static enum tl_status init_sends(struct op_group *group, const void *items, size
             return status;
         }
         op->user_data = item.user_data;
+        op_group_note_step(group, item.step);
     }
     return TL_OK;
 }

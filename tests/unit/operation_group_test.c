@@ -382,6 +382,27 @@ START_TEST(step_ends_while_receives_begin)
 }
 END_TEST
 
+/* A step that ends looks at no group whose members have other steps, however many have not begun. */
+START_TEST(step_leaves_groups_of_others_alone)
+{
+    for (size_t i = 0; i < MANY; i++)
+        recv_items[i].step = 10 + i % 2;
+    receive_many(MANY);
+    run_round_of_loop();
+    static const uint64_t others[] = {0, 9, 12, UINT64_MAX};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(others); i++)
+        ck_assert_uint_eq(tl_ops_end_unstarted(&worker, others[i], &why), 0);
+    ck_assert_uint_eq(worker.operations.step_visits, 0);
+    ck_assert_uint_eq(pushed_count, 0);
+    (void)tl_ops_end_unstarted(&worker, 11, &why);
+    ck_assert_uint_eq(worker.operations.step_visits, MANY - 512);
+    start_all();
+    ck_assert_uint_eq(pushed_count, (MANY - 512) / 2);
+    ck_assert_int_eq(tl_cancel(&worker, group_id), TL_OK);
+    start_all();
+}
+END_TEST
+
 /* The same with sends: what was not offered is not offered any more, and is counted. */
 START_TEST(step_ends_while_sends_begin)
 {
@@ -653,6 +674,7 @@ int main(void)
     ADD(without_items, 1);
     ADD(step_ends_while_receives_begin, 1);
     ADD(step_ends_while_sends_begin, 1);
+    ADD(step_leaves_groups_of_others_alone, 1);
     ADD(quiet_sends, 1);
     ADD(wrong_receive_options, 1);
     ADD(wrong_receive_items, 1);
