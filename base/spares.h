@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sanitizer.h"
+
 /* So many objects are kept. Under AddressSanitizer one at most, because it does not see the use of one that is kept. */
-#ifdef __SANITIZE_ADDRESS__
+#ifdef TL_HAS_ADDRESS_SANITIZER
 #define TL_MAX_SPARES 1
 #else
 #define TL_MAX_SPARES 16384

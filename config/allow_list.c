@@ -143,7 +143,9 @@ static const char *make_name(const struct tl_role *role, struct tl_arena *arena)
         return tl_cluster_task_name(arena, job, index);
     if (role->kind == TL_ROLE_TRUST_DOMAIN)
         return tl_arena_format(arena, SPIFFE "%s/", role->word + strlen(TRUST_DOMAIN));
-    bool is_absolute = role->kind == TL_ROLE_CLIENT && role->word[len - 1] == '.';
+    /* A DNS name may end in a dot; to a URI that is another name. */
+    bool is_uri = strncmp(role->word, SPIFFE, strlen(SPIFFE)) == 0;
+    bool is_absolute = role->kind == TL_ROLE_CLIENT && !is_uri && role->word[len - 1] == '.';
     return tl_arena_format(arena, "%.*s", (int)(is_absolute ? len - 1 : len), role->word);
 }
 

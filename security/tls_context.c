@@ -32,6 +32,8 @@
 #define SECURITY_LEVEL 2
 /* AES with 128 bits is as safe as is known to be needed, and takes a quarter less time than with 256. */
 #define CIPHERS "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
+/* Without those that encrypt with the key of the certificate, which signs only. */
+#define CIPHERS_TLS12 "DEFAULT:!kRSA"
 /* Bytes that one read takes from a socket. */
 #define READ_BYTES (128 * 1024)
 
@@ -222,6 +224,7 @@ static SSL_CTX *create_ssl(bool is_tls12_allowed)
     if (ssl == NULL) return NULL;
     SSL_CTX_set_security_level(ssl, SECURITY_LEVEL);
     (void)SSL_CTX_set_ciphersuites(ssl, CIPHERS);
+    (void)SSL_CTX_set_cipher_list(ssl, CIPHERS_TLS12);
     (void)SSL_CTX_set_min_proto_version(ssl, is_tls12_allowed ? TLS1_2_VERSION : TLS1_3_VERSION);
     (void)SSL_CTX_set_options(ssl, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION |
                                        SSL_OP_IGNORE_UNEXPECTED_EOF | SSL_OP_CIPHER_SERVER_PREFERENCE);

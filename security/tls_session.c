@@ -287,6 +287,10 @@ enum tl_status tl_tls_session_recheck(const struct tl_tls_session *session, cons
                                       struct tl_error *ret_error)
 {
     if (context == session->context) return TL_OK; /* the handshake has checked it against this one */
+    const char *domain = tl_tls_context_self(context)->trust_domain;
+    if (strcmp(domain, tl_tls_context_self(session->context)->trust_domain) != 0)
+        return tl_error_set(ret_error, TL_UNAUTHENTICATED, "this worker's certificate is for trust domain \"%s\" now",
+                            domain);
     X509 *certificate = SSL_get0_peer_certificate(session->ssl);
     X509_STORE_CTX *check = X509_STORE_CTX_new();
     enum tl_status status = TL_OK;
@@ -384,7 +388,9 @@ int64_t tl_tls_session_not_after(const struct tl_tls_session *session)
 {
     const STACK_OF(X509) *chain = SSL_get0_verified_chain(session->ssl);
     int64_t first = 0;
-    for (int i = 0; i < sk_X509_num(chain); i++) {
+    int count = sk_X509_num(chain);
+    /* The authority that is trusted comes from a file of ours, which may have a newer certificate of it by then. */
+    for (int i = 0; i < (count > 1 ? count - 1 : count); i++) {
         struct tm end;
         if (ASN1_TIME_to_tm(X509_get0_notAfter(sk_X509_value(chain, i)), &end) != 1) return 0;
         int64_t not_after = (int64_t)timegm(&end);

@@ -42,8 +42,8 @@ void tl_tls_session_destroy(struct tl_tls_session *session); /* NULL is accepted
  * peer does not speak TLS, or has gone. */
 enum tl_tls_progress tl_tls_session_handshake(struct tl_tls_session *session, struct tl_error *ret_error);
 
-/* Who the peer is, and until when its certificate and those of its authorities are valid (seconds since 1970), once the
- * handshake is done. */
+/* Who the peer is, and until when its certificate, and those between it and the authority that is trusted, are valid
+ * (seconds since 1970), once the handshake is done. */
 const struct tl_certificate_name *tl_tls_session_peer(const struct tl_tls_session *session);
 int64_t tl_tls_session_not_after(const struct tl_tls_session *session);
 

@@ -13,20 +13,13 @@
 #include <pthread.h>
 
 #include "base/arith.h"
+#include "base/sanitizer.h"
 #include "dataplane/memory/pages.h"
 #include "dataplane/memory/pool.h"
 #include "tensor/device.h"
 
 /* Under AddressSanitizer free memory of the pool is poisoned like that of malloc, so that a late write is found. */
-#ifdef __has_feature
-#if __has_feature(address_sanitizer)
-#define HAS_ADDRESS_SANITIZER 1
-#endif
-#endif
-#ifdef __SANITIZE_ADDRESS__
-#define HAS_ADDRESS_SANITIZER 1
-#endif
-#ifdef HAS_ADDRESS_SANITIZER
+#ifdef TL_HAS_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
 #define FORBID(address, len_bytes) ASAN_POISON_MEMORY_REGION((void *)(address), len_bytes)
 #define ALLOW(address, len_bytes) ASAN_UNPOISON_MEMORY_REGION((void *)(address), len_bytes)

@@ -53,6 +53,15 @@ PAGE_BYTES = 4096
 COPY_BYTES = 1 << 20
 
 
+def _count_of_one():
+    lone = object()
+    return sys.getrefcount(lone)
+
+
+# What sys.getrefcount says of an object that one local name alone refers to: interpreters differ.
+_COUNT_OF_ONE = _count_of_one()
+
+
 def _up(slot, index):
     """The key under which a client shows a block that the owner is to receive."""
     return f"kv/up/{slot}/{index}"
@@ -284,7 +293,7 @@ class Blocks:
         still = []
         while self._ending:
             begin, view = self._ending.pop()
-            if sys.getrefcount(view) > 2:
+            if sys.getrefcount(view) > _COUNT_OF_ONE:
                 still.append((begin, view))
             elif view.nbytes:
                 self._room.give_back(begin, view.nbytes)
@@ -584,7 +593,7 @@ class Client:
             if isinstance(error, (TimeoutError, Unavailable)) or not self._has_met():
                 self._rests_until = time.monotonic() + REST_SEC
                 if self._has_met():
-                    self._meeting = None  # the next one there may be another process
+                    self._meeting = self._memory = None  # the next one there may be another process
             return [False] * len(keys)
 
     async def _watched(self, call):
@@ -712,7 +721,7 @@ class Client:
     async def _ask_to_keep(self, request, number=None):
         number = number or self._take_number()
         taken = await self._ask(request, number)
-        if True in taken:
+        if taken != "no place" and True in taken:
             await self._say({"do": "keep", "keys": [], "of": number}, self._take_number())
         return taken
 
@@ -731,6 +740,8 @@ class Client:
         asked = time.monotonic()
         found = [place and place[1] == one.nbytes and place for place, one in
                  zip(await self._ask({"do": "get", "keys": keys}, number), into)]
+        if self._memory is not memory:
+            raise Unavailable(f"{self._owner} was lost during the call")
         for place, one in zip(found, into):
             if place:
                 _copy(one, memory[place[0]:place[0] + place[1]])

@@ -58,7 +58,6 @@ class _HostBucket:
 
 class _DeviceBucket:
     """Memory of torch's allocator, which uses it again itself."""
-    is_free = False
 
     def __init__(self, size, device):
         self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
@@ -151,7 +150,8 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
         worker, index = _endpoint.worker, self._published
         if bucket is not None:
             worker.publish(_key(generation, index, "bytes"), bucket.part(used), step)
-            self._buckets.append(bucket)
+            if self.device == "cpu":
+                self._buckets.append(bucket)
         # It says that the bytes are there.
         worker.publish(_key(generation, index, "parts"), json.dumps([used, parts, is_last]).encode(), step)
         self._published += 1

@@ -95,6 +95,17 @@ class Blocks(Owned):
         self.assertEqual(self.get(["k1"]), [None])  # of another size
         self.assertEqual(self.cache.describe()["used_bytes"], 1000)
 
+    def test_an_owner_that_cannot_map_what_is_shown(self):
+        """Then it receives the blocks."""
+        ask = self.cache._ask
+
+        async def refuse_places(request, number=None):
+            return "no place" if "places" in request else await ask(request, number)
+
+        with unittest.mock.patch.object(self.cache, "_ask", refuse_places):
+            self.assertEqual(self.set(0, 2), [True] * 2)
+        self.assertEqual(self.get(["k0", "k1"]), [block(0), block(1)])
+
     def test_keys_of_any_kind(self):
         keys = ["a/b*c?[d]", "ü" * 300, "x" * 5000, "", "nul\0", "@"]
         self.assertEqual(self.cache.set(keys, [block(i) for i in range(len(keys))]), [True] * len(keys))

@@ -147,6 +147,10 @@ START_TEST(a_task_of_another_trust_domain_is_a_role)
     ck_assert_uint_eq(actions_of("spiffe://third.org/job/ps/task/1", false), A(HEALTH));
     ck_assert_uint_eq(actions_of("/job:ps/task:1", true), A(HEALTH));
     destroy();
+    create("[{\"who\": [\"spiffe://other.org/client/ann.\"], \"what\": [\"read\"]}]");
+    ck_assert_uint_eq(actions_of("spiffe://other.org/client/ann.", false), A(READ) | A(HEALTH));
+    ck_assert_uint_eq(actions_of("spiffe://other.org/client/ann", false), A(HEALTH));
+    destroy();
 }
 END_TEST
 

@@ -87,7 +87,7 @@ START_TEST(alignment)
 }
 END_TEST
 
-#ifdef HAS_ADDRESS_SANITIZER
+#ifdef TL_HAS_ADDRESS_SANITIZER
 START_TEST(late_writes_are_found)
 {
     open_pool(64 * KIB, 64 * KIB);
@@ -383,7 +383,7 @@ int main(void)
     tcase_add_test(tcase, regions_stay_few);
     tcase_add_test(tcase, no_more_regions_than_the_provider_takes);
     tcase_add_test(tcase, alignment);
-#ifdef HAS_ADDRESS_SANITIZER
+#ifdef TL_HAS_ADDRESS_SANITIZER
     tcase_add_test(tcase, late_writes_are_found);
 #endif
     tcase_add_test(tcase, sizes_are_rounded);

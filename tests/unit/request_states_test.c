@@ -161,6 +161,7 @@ static void begin_in(enum request_state state)
     memory_wait = (struct conn_memory_wait){.conn = &conn};
     placement = (struct request_placement){.request = &request};
     request = (struct request){.conn = &conn, .fetch = &fetch, .placement = &placement, .state = state};
+    tl_list_init(&request.pending.place);
     trace[0] = '\0';
     is_wait_on_its_way = false;
 }
