@@ -11,7 +11,7 @@ struct py_releases {
     atomic_size_t references;
     _Atomic(struct py_release *) first;
     atomic_bool is_asked;  /* the main thread is going to empty the list */
-    pid_t process;         /* that has opened a worker; 0: none has */
+    atomic_int process;    /* that has opened a worker; 0: none has */
     pthread_mutex_t mutex; /* for is_stopped, and while something is asked of the main thread */
     bool is_stopped;
 };
@@ -19,7 +19,8 @@ struct py_releases {
 /* Another thread of the parent may have had the mutex when this process was forked. */
 static bool is_forked(const struct py_releases *releases)
 {
-    return releases->process != 0 && releases->process != getpid();
+    int process = atomic_load(&releases->process);
+    return process != 0 && process != getpid();
 }
 
 struct py_releases *py_releases_create(void)
@@ -113,7 +114,7 @@ void py_release_later(void *data, void *context)
 
 void py_releases_start(struct py_releases *releases)
 {
-    releases->process = getpid();
+    atomic_store(&releases->process, getpid());
 }
 
 void py_releases_stop(struct py_releases *releases)
