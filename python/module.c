@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "python/block_index.h"
 #include "python/docstrings.h"
 #include "python/dtype.h"
 
@@ -187,6 +188,9 @@ static PyMethodDef functions[] = {
     {"wrap", module_wrap, METH_O, DOC_wrap},
     {"copy", (PyCFunction)(void (*)(void))module_copy, METH_VARARGS | METH_KEYWORDS, DOC_copy},
     {"_wrap_as", module_wrap_as, METH_VARARGS, NULL},
+    {"_index_add", py_index_add, METH_VARARGS, NULL},
+    {"_index_remove", py_index_remove, METH_VARARGS, NULL},
+    {"_index_read", py_index_read, METH_VARARGS, NULL},
     {"_docstrings", module_docstrings, METH_NOARGS, NULL},
     {"_stop", module_stop, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

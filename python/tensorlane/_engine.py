@@ -94,13 +94,16 @@ class Endpoint:
         """Begins to receive keys of a peer. Returns a Receive."""
         return Receive(self, peer, keys, into, timeout, step)
 
-    def check(self, peer, patience=PATIENCE_SEC):
-        """Raises Unavailable if the peer is gone: it could not be reached in calls over so many seconds."""
+    def info(self, peer):
+        """Returns the PeerInfo of a peer."""
         for info in self.worker.peers():
             if info.id == peer.number:
-                break
-        else:
-            raise NotFound(f"{peer.address} is no peer any more", peer=peer.address)
+                return info
+        raise NotFound(f"{peer.address} is no peer any more", peer=peer.address)
+
+    def check(self, peer, patience=PATIENCE_SEC):
+        """Raises Unavailable if the peer is gone: it could not be reached in calls over so many seconds."""
+        info = self.info(peer)
         if info.state != "down":
             peer.down_since = None
             return

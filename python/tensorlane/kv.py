@@ -8,8 +8,9 @@
         found = cache.get(["a", "b"], [into_a, into_b])                            # [True, True]
 
 LMCacheClient is what LMCache loads, HiCache (tensorlane.sglang) what SGLang does. docs/kv.md is the page, and says how
-it works: owner and clients of one machine map each other's memory, and copy what they read from there; between machines
-blocks are received by the side that has room for them. All of this is alpha, as are the engines' interfaces.
+it works: owner and clients of one machine map each other's memory, and copy what they read from there, most of it
+without asking; between machines blocks are received by the side that has room for them. All of this is alpha, as are
+the engines' interfaces.
 
 No call waits for ever: a block that does not come in time is one that is not there.
 """
@@ -17,6 +18,7 @@ import argparse
 import asyncio
 import collections
 import concurrent.futures
+import itertools
 import json
 import logging
 import os
@@ -29,7 +31,7 @@ import typing
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 
-from . import _engine, empty
+from . import _engine, _tensorlane, empty
 from .errors import DeadlineExceeded, Error, FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 
 _logger = logging.getLogger("tensorlane.kv")
@@ -49,6 +51,12 @@ MAX_CLIENTS = 256
 # Memory of a client in which the owner finds what it sets. It is used as far as sets need it.
 STAGE_BYTES = 32 << 20
 PAGE_BYTES = 4096
+# The index of an owner has one entry for so many bytes of its limit, and not fewer than the least number.
+INDEXED_BYTES = 16 << 10
+MIN_ENTRIES = 1024
+ENTRY_BYTES = 40  # as python/block_index.c has it
+# A client says so late which blocks it has found in the index.
+USED_SEC = 0.1
 # Python's other threads run between copies of so many bytes.
 COPY_BYTES = 1 << 20
 
@@ -149,14 +157,15 @@ def _host_towards(address):
 # ------------------------------------------------------------------------------------------------------------- owner --
 
 class Block:
-    """Memory of a block, which has a key when all of it has come."""
-    __slots__ = "begin", "view", "leases", "key"
+    """Memory of a block, which has a key when all of it has come. stamp: what no other block ever has."""
+    __slots__ = "begin", "view", "leases", "key", "stamp"
 
     def __init__(self, begin, view):
         self.begin = begin
         self.view = view
         self.leases = 0
         self.key = None
+        self.stamp = 0
 
 
 class Blocks:
@@ -173,6 +182,10 @@ class Blocks:
         tensor = empty((limit,), "U8", shared=True)
         self._memory = memoryview(tensor)
         worker.publish("kv/memory", tensor)
+        index = empty((max(MIN_ENTRIES, limit // INDEXED_BYTES) * ENTRY_BYTES,), "U8", shared=True)
+        self._index = memoryview(index)
+        worker.publish("kv/index", index)
+        self._stamp = 0
         self._room = Room(limit)
         self._ending = []  # (begin, view) of memory that something may still read or write, as long as it has the view
         self._blocks = collections.OrderedDict()  # key -> Block; used last at the end
@@ -197,6 +210,13 @@ class Blocks:
         self.counts["found"] += len(there)
         self.counts["missed"] += len(found) - len(there)
         return found
+
+    def use(self, keys):
+        """Clients have found blocks in the index. Some may be gone."""
+        for key in keys:
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+        self.counts["found"] += len(keys)
 
     def show(self, lease, key, block, step):
         """Publishes a block, until release(lease)."""
@@ -249,8 +269,10 @@ class Blocks:
 
     def add(self, key, block):
         self.remove(key)
-        block.key = key
+        self._stamp += 1
+        block.key, block.stamp = key, self._stamp
         self._blocks[key] = block
+        _tensorlane._index_add(self._index, key, block.begin, block.view.nbytes, block.stamp)
         if self._ttl:
             self._ends.append((time.monotonic() + self._ttl, key, block))
         self.counts["stored"] += 1
@@ -277,6 +299,7 @@ class Blocks:
                 self.counts["expired"] += self.remove(key)
 
     def _end(self, block):
+        _tensorlane._index_remove(self._index, block.key, block.stamp)
         del self._blocks[block.key]
         block.key = None
         if not block.leases:
@@ -391,6 +414,7 @@ class Owner:
             request = json.loads(text)
             for done in request.get("done", ()):
                 self.blocks.release((name, done))
+            self.blocks.use(request.get("used", ()))
             keys = request["keys"] if isinstance(request["keys"], list) else []
             for key in keys:
                 key.encode()  # what cannot be encoded is no key
@@ -412,6 +436,8 @@ class Owner:
             return self._get((name, number), keys, request)
         if what == "keep":
             return self.blocks.keep((name, request["of"]))
+        if what == "used":
+            return None
         if what == "describe":
             return self.blocks.describe()
         if what == "remove":
@@ -483,6 +509,11 @@ class Client:
         self._gets_done = []
         self._slots = _Slots()
         self._memory = None  # of the owner, where it can be mapped
+        self._index = None  # the same
+        self._incarnation = 0  # of the owner that this client has met
+        self._used = {}  # keys of blocks that were found in the index, which the owner does not know yet
+        self._saying = None
+        self._kept = {}  # key -> number of the request that keeps what was set, of which the index may not know yet
         self._stage = None
         self._stage_room = None
         self._meeting = None
@@ -568,7 +599,7 @@ class Client:
         return await self._guarded(keys, self._get(keys, [memoryview(one).cast("B") for one in into]))
 
     async def exists_async(self, keys):
-        return await self._guarded(keys, self._ask({"do": "exists", "keys": keys}))
+        return await self._guarded(keys, self._exists(keys))
 
     async def remove_async(self, keys):
         return await self._guarded(keys, self._ask({"do": "remove", "keys": keys}))
@@ -593,7 +624,7 @@ class Client:
             if isinstance(error, (TimeoutError, Unavailable)) or not self._has_met():
                 self._rests_until = time.monotonic() + REST_SEC
                 if self._has_met():
-                    self._meeting = self._memory = None  # the next one there may be another process
+                    self._forget_owner()  # the next one there may be another process
             return [False] * len(keys)
 
     async def _watched(self, call):
@@ -639,10 +670,13 @@ class Client:
     async def _map(self):
         """Maps the owner's memory, and shows it some of our own, where that is possible."""
         worker, peer = self._endpoint.worker, self._peer()
-        self._memory = None
+        self._memory = self._index = None
+        self._incarnation = self._endpoint.info(peer).incarnation
         # All of the owner's memory would be copied if it could not be mapped.
         if await self._endpoint.map(peer, "kv/page", MAP_SEC):
             self._memory = await self._endpoint.map(peer, "kv/memory", MAP_SEC)
+        if self._memory is not None:
+            self._index = await self._endpoint.map(peer, "kv/index", MAP_SEC)
         if self._stage is None and self._memory is not None:
             tensor = empty((STAGE_BYTES,), "U8", shared=True)
             worker.publish("kv/stage", tensor)
@@ -652,7 +686,12 @@ class Client:
         meeting = self._meeting
         return meeting is not None and meeting.done() and not meeting.cancelled() and meeting.exception() is None
 
+    def _forget_owner(self):
+        self._meeting = self._memory = self._index = None
+
     async def _known(self):
+        if self._has_met() and self._endpoint.info(self._peer()).incarnation != self._incarnation:
+            self._forget_owner()  # another process has its place
         if self._meeting is None or self._meeting.done() and not self._has_met():
             self._meeting = asyncio.ensure_future(self._meet())
             # The calls that wait for it may be given up before it fails.
@@ -661,6 +700,7 @@ class Client:
 
     async def _say(self, request, number):
         request["done"], self._gets_done = self._gets_done, []
+        request["used"], self._used = list(self._used), {}
         await self._endpoint.worker.send(f"kv/request/{self._name}", json.dumps(request).encode(), number,
                                          timeout=self._timeout)
 
@@ -672,7 +712,10 @@ class Client:
         reply = asyncio.ensure_future(worker.recv(peer.number, f"kv/reply/{self._name}", number, timeout=self._timeout))
         try:
             await self._say(request, number)
-            return json.loads(bytes(await reply))
+            answer = json.loads(bytes(await reply))
+            while self._kept and next(iter(self._kept.values())) < number:
+                del self._kept[next(iter(self._kept))]
+            return answer
         finally:
             reply.cancel()
 
@@ -722,11 +765,50 @@ class Client:
         number = number or self._take_number()
         taken = await self._ask(request, number)
         if taken != "no place" and True in taken:
-            await self._say({"do": "keep", "keys": [], "of": number}, self._take_number())
+            keeping = self._take_number()
+            for key in itertools.compress(request["keys"], taken):
+                self._kept.pop(key, None)  # it is the last one then
+                self._kept[key] = keeping
+            await self._say({"do": "keep", "keys": [], "of": number}, keeping)
         return taken
 
     async def _get(self, keys, into):
+        return await self._find(keys, into, self._ask_for)
+
+    async def _exists(self, keys):
+        return await self._find(keys, None, lambda keys, _: self._ask({"do": "exists", "keys": keys}))
+
+    async def _find(self, keys, into, ask):
+        """Looks into the owner's index, and asks for what is not there."""
         await self._known()
+        found = self._read_index(list(keys), into)
+        missing = [place for place, is_there in enumerate(found) if not is_there]
+        if missing:
+            answers = await ask([keys[place] for place in missing], into and [into[place] for place in missing])
+            for place, is_there in zip(missing, answers):
+                found[place] = is_there
+        return found
+
+    def _read_index(self, keys, into):
+        """Copies the blocks that are in the owner's index. Returns of each whether it was there in this size."""
+        if self._index is None or self._endpoint.info(self._peer()).state != "up":
+            return [False] * len(keys)
+        found = _tensorlane._index_read(self._index, self._memory,
+                                        [None if key in self._kept else key for key in keys], into)
+        self._used.update(dict.fromkeys(itertools.compress(keys, found)))
+        if self._used and (self._saying is None or self._saying.done()):
+            self._saying = asyncio.ensure_future(self._say_used())
+        return found
+
+    async def _say_used(self):
+        await asyncio.sleep(USED_SEC)
+        try:
+            if self._used:
+                await self._say({"do": "used", "keys": []}, self._take_number())
+        except Error:  # the owner is gone
+            pass
+
+    async def _ask_for(self, keys, into):
         number, slot = self._take_number(), self._slots.take()
         try:
             return await (self._get_mapped(keys, into, number, self._memory) if self._memory is not None else

@@ -72,6 +72,10 @@ class Owned(unittest.TestCase):
         keys = [f"k{number}" for number in range(first, first + count)]
         return self.cache.set(keys, [block(number, size) for number in range(first, first + count)])
 
+    def settle(self):
+        """From now on what the client has set is in the index for it, too."""
+        self.cache.describe()
+
     def get(self, keys, client=None, size=BLOCK):
         """Returns the blocks, and None for each that was not there."""
         into = [bytearray(size) for _ in keys]
@@ -139,6 +143,126 @@ class Blocks(Owned):
         self.assertEqual(wrong, [])
 
 
+class Index(Owned):
+    """Blocks that a client finds in the owner's index."""
+
+    def test_the_owner_is_not_asked(self):
+        self.set(0, 4)
+        self.settle()
+        hasty = self.client(timeout=1)
+        self.assertEqual(hasty.exists(["none"]), [False])
+        self.owner.send_signal(signal.SIGSTOP)
+        self.assertEqual(hasty.exists(["k0", "k3"]), [True, True])
+        self.assertEqual(self.get(["k2", "k1"], hasty), [block(2), block(1)])
+        self.assertEqual(self.get(["k2", "none"], hasty), [None, None])  # the whole call fails
+        self.owner.send_signal(signal.SIGCONT)
+
+    def test_what_a_client_has_set_last(self):
+        """It is what the client gets, although the owner has not been told to keep it yet."""
+        say, late = self.cache._say, []
+
+        async def say_late(request, number):
+            if request["do"] == "keep":
+                return late.append((request, number))
+            while late:
+                await say(*late.pop())
+            await say(request, number)
+
+        with unittest.mock.patch.object(self.cache, "_say", say_late):
+            for number in range(3):
+                self.assertEqual(self.cache.set(["k"], [block(number)]), [True])
+                self.assertTrue(self.get(["k"]) == [block(number)], number)
+
+    def test_what_is_removed(self):
+        for number in range(20):
+            self.set(0, 1)
+            self.settle()
+            self.assertEqual(self.cache.exists(["k0"]), [True])
+            self.assertEqual(self.cache.remove(["k0"]), [True])
+            self.assertEqual((self.cache.exists(["k0"]), self.get(["k0"])), ([False], [None]))
+
+    def test_more_blocks_than_entries(self):
+        count = 3 * kv.MIN_ENTRIES
+        self.assertEqual(self.set(0, count, 100), [True] * count)
+        self.settle()
+        keys = [f"k{number}" for number in range(count)]
+        self.assertEqual(self.cache.exists(keys), [True] * count)
+        self.assertEqual(self.get(keys, size=100), [block(number, 100) for number in range(count)])
+
+    def test_what_is_replaced_while_it_is_read(self):
+        """What comes is one block or the other, and nothing in between."""
+        size, is_over = 4 << 20, threading.Event()
+        values = [block(number, size) for number in range(2)]
+        worker = tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0")
+        self.addCleanup(worker.close)
+        blocks = kv.Blocks(worker, size, 0)
+
+        def replace():
+            while not is_over.is_set():
+                for value in values:
+                    one = blocks.reserve(size)  # always the same memory
+                    one.view[:] = value
+                    blocks.add("k", one)
+                    del one
+                    time.sleep(0.001)
+
+        thread = threading.Thread(target=replace)
+        thread.start()
+        try:
+            into, count, end = bytearray(size), 0, time.monotonic() + PATIENCE
+            while count < 1000 and time.monotonic() < end:
+                if kv._tensorlane._index_read(blocks._index, blocks._memory, ["k"], [into]) == [True]:
+                    count += 1
+                    self.assertTrue(into in values)
+        finally:
+            is_over.set()
+            thread.join()
+
+    def test_an_owner_in_the_place_of_another_one(self):
+        """The memory of the former owner still has what it had."""
+        self.set(0, 1)
+        self.settle()
+        self.assertEqual(self.get(["k0"]), [block(0)])
+        self.end(self.owner)
+        self.start(self.address)
+        other = self.client()
+        wait_until(lambda: other.set(["k0"], [block(9)]) == [True], "the owner is there")
+        wait_until(lambda: self.cache._endpoint.info(self.cache._peer()).state == "up", "the client has found it")
+        wait_until(lambda: self.get(["k0"]) != [None], "it is asked")
+        self.assertEqual(self.get(["k0"]), [block(9)])
+
+    def test_an_index_of_any_kind(self):
+        """What the owner says is not believed."""
+        add, remove, read = (getattr(kv._tensorlane, f"_index_{name}") for name in ("add", "remove", "read"))
+        size, memory, into = 16 * kv.ENTRY_BYTES, b"abcd" * 25, bytearray(10)
+        index = tensorlane.empty((size + 8,), "U8")
+        index = memoryview(index)
+        for stamp, (begin, length, is_found) in enumerate(
+                ((0, 10, True), (90, 10, True), (91, 10, False), (1 << 63, 10, False), (2 ** 64 - 1, 10, False),
+                 (0, 9, False), (0, 2 ** 64 - 1, False)), 1):
+            with self.subTest(begin=begin, length=length):
+                index[:] = bytes(size + 8)
+                add(index, "a", begin, length, stamp)
+                self.assertEqual(read(index, memory, ["a", "b", None, 5, "\ud800"], [into] * 5),
+                                 [is_found] + [False] * 4)
+                self.assertEqual(read(index, memory, ["a"], None), [True])
+                if is_found:
+                    self.assertEqual(into, memory[begin:begin + length])
+                remove(index, "a", stamp + 1)
+                self.assertEqual(read(index, memory, ["a"], None), [True])
+                remove(index, "a", stamp)
+                self.assertEqual(read(index, memory, ["a"], None), [False])
+        for index in (b"", bytes(kv.ENTRY_BYTES), bytes(size), index[1:-7]):
+            self.assertEqual(read(index, memory, ["a"], [into]), [False])
+        index = bytearray(size)
+        add(memoryview(index)[1:], "a", 0, 10, 1)
+        self.assertEqual(index, bytes(size))
+        for wrong in ((index, memory, ["a"], []), (index, memory, ["a"], 5), (index, memory, ("a",), None),
+                      (index, memory, ["a"], [b"it cannot be written"]), (index, memory, ["a"], [5])):
+            with self.assertRaises((TypeError, ValueError, BufferError)):
+                read(*wrong)
+
+
 class Limits(Owned):
     limit = "1MiB"
 
@@ -152,10 +276,21 @@ class Limits(Owned):
         self.assertEqual(self.get(["k63", "k0"]), [block(63), None])
 
     def test_what_was_used_last_stays(self):
-        self.set(0, 16)
+        for settle in (lambda: None, self.settle):
+            self.set(0, 16)
+            settle()
+            self.assertEqual(self.get(["k0"]), [block(0)])
+            self.set(16, 15)
+            self.assertEqual(self.cache.exists(["k0", "k1", "k30"]), [True, False, True])
+
+    def test_what_was_used_is_said_in_time(self):
+        other = self.client()
+        self.set(0, 1)
+        self.settle()
+        found = other.describe()["found"]
         self.assertEqual(self.get(["k0"]), [block(0)])
-        self.set(16, 15)
-        self.assertEqual(self.cache.exists(["k0", "k1", "k30"]), [True, False, True])
+        self.assertEqual(self.cache.exists(["k0"]), [True])
+        wait_until(lambda: other.describe()["found"] > found, "the owner knows it")
 
     def add(self, blocks, key, size=1000):
         block = blocks.reserve(size)
@@ -345,6 +480,7 @@ class Failures(Owned):
     def test_what_is_copied_too_late_is_not_there(self):
         self.set(0, 1)
         self.assertEqual(self.get(["k0"]), [block(0)])
+        self.cache._index = None
         with unittest.mock.patch.object(kv, "LEASE_SEC", 0), self.assertLogs("tensorlane.kv", "WARNING"):
             self.assertEqual(self.get(["k0"]), [None])
 
