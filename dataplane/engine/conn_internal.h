@@ -156,6 +156,15 @@ struct conn_posts {
     struct conn_reads reads;
 };
 
+/* The latest REQUESTs are in two lots, of which the peer has taken the former one from its slots before a third one
+ * begins. A REQUEST in its slot costs the peer nothing. One that it has taken and cannot answer, because word of our
+ * free slots lies behind further REQUESTs, takes memory that leaves the caches meanwhile. */
+struct conn_asked {
+    uint32_t count;       /* REQUESTs of the latter lot */
+    uint32_t former_slot; /* the last slot of the former lot */
+    bool is_ping_wanted;  /* the peer was asked, or is to be asked, what it has taken, since the latter lot is full */
+};
+
 /* Slots are the receive buffers that each side has posted for messages and immediates of the other. All numbers but
  * peer_slot_count are counted modulo 2^32 since the connection began. */
 struct conn_credits {
@@ -167,6 +176,7 @@ struct conn_credits {
     uint32_t peer_slot_bytes;     /* how much of each we fill at most */
     bool is_wanted;               /* a CREDIT is to be sent */
     bool is_ping_wanted;          /* the CREDIT is to be answered by one */
+    struct conn_asked asked;
 };
 
 /* How many slots at the peer are free, as far as we know. */

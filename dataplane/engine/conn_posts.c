@@ -21,6 +21,9 @@
  * gives back half of our slots: when both sides have used all slots of each other, at least one of them has such a
  * CREDIT to send.
  *
+ * Requests: an asker that is faster than its peer holds REQUESTs back, with all that has their rank, until the peer has
+ * taken most of those before.
+ *
  * Failure modes: none of its own. A connection that is closing posts nothing, and leaves its queues to those whose
  * posts are in them.
  */
@@ -31,6 +34,8 @@
 #define SPACE_OF_A_POST 2
 /* How many bytes of writes may pass a batch. */
 #define PASSING_BYTES (128 * 1024)
+/* So many REQUESTs are a lot (struct conn_asked). */
+#define LOT_REQUESTS 1024
 /* So many bytes of a long pump, or BATCH_MESSAGES, leave with a doorbell of their own, and the peer works on them while
  * the rest is composed. */
 #define EARLY_BYTES (64 * 1024)
@@ -144,6 +149,21 @@ static void run_reads(struct tl_conn *conn, struct tl_list *queue)
     }
 }
 
+/* Whether REQUESTs may be posted now. A peer that has not said that it has taken the former lot is asked once; it does
+ * not say so by itself while it has nothing to answer. */
+static bool may_ask(struct tl_conn *conn)
+{
+    struct conn_credits *credits = &conn->credits;
+    struct conn_asked *asked = &credits->asked;
+    if (asked->count < LOT_REQUESTS || tl_list_is_empty(&conn->posts.slot_queues[0])) return true;
+    if ((int32_t)(credits->peer_slots_returned - asked->former_slot) >= 0) {
+        *asked = (struct conn_asked){.former_slot = credits->peer_slots_used};
+        return true;
+    }
+    if (!asked->is_ping_wanted) credits->is_ping_wanted = credits->is_wanted = asked->is_ping_wanted = true;
+    return false;
+}
+
 static void maybe_post_credits(struct tl_conn *conn)
 {
     struct conn_credits *credits = &conn->credits;
@@ -182,7 +202,7 @@ static void pump(struct tl_closure *closure)
         if (!tl_list_is_empty(&conn->requests.waiting)) requests_begin(conn);
         run_queue(conn, &posts->space_queue, false);
         /* Whatever uses a slot of the peer gives ours back. */
-        for (unsigned rank = 0; rank < POST_RANKS && conn->requests.unplaced_count == 0; rank++)
+        for (unsigned rank = may_ask(conn) ? 0 : 1; rank < POST_RANKS && conn->requests.unplaced_count == 0; rank++)
             run_queue(conn, &posts->slot_queues[rank], true);
         if (conn->requests.unplaced_count == 0) maybe_post_credits(conn);
         conn_post_batch(conn);

@@ -135,6 +135,7 @@ static bool post_next(struct pending_post *pending)
     if (!request->is_asked) conn_shorten_request(conn, request->key_number, message);
     conn_post_message(conn, message, NULL);
     if (!request->is_asked && tl_fetch_subscription(fetch) != 0) number_subscribed(conn->engine, fetch);
+    if (!request->is_asked) conn->credits.asked.count++;
     request->is_asked = true;
     fetch->is_unsettled = false; /* the peer's last answer will come, or the connection breaks */
     request->is_place_sent = is_place_sent;

@@ -610,8 +610,9 @@ void local_leave_regions(struct local_pair *pair);
 
 /* --------------------------------------------------------------------------------------------- local_receive.c -- */
 
-/* Takes at most `most` slots that the peer has posted. Returns how many events there were. */
-unsigned local_take_slots(struct local_pair *pair, unsigned most);
+/* Takes at most `most` slots that the peer has posted, and so many messages among them. Returns how many events there
+ * were. */
+unsigned local_take_slots(struct local_pair *pair, unsigned most, unsigned most_messages);
 /* Maps a segment that the peer has passed; fd stays the caller's. Errors: TL_INVALID_ARGUMENT: the packet or the memory
  * is not valid. TL_RESOURCE_EXHAUSTED. */
 enum tl_status local_mappings_add(struct local_mappings *mappings, const struct local_segment_packet *packet, int fd,

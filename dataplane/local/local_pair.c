@@ -310,7 +310,7 @@ void local_pair_end(struct local_pair *pair)
         atomic_fetch_or_explicit(&pair->rings.in.head->state, LOCAL_STATE_CLOSED, memory_order_seq_cst);
         atomic_thread_fence(memory_order_seq_cst);
         /* What the peer had posted before it could see that the ring is closed has arrived, and is taken. */
-        if (!pair->is_distrusted) (void)local_take_slots(pair, pair->rings.in.slot_count);
+        if (!pair->is_distrusted) (void)local_take_slots(pair, pair->rings.in.slot_count, pair->rings.in.slot_count);
         (void)local_complete(pair);
     }
     pair->state = LOCAL_DRAINING;

@@ -126,7 +126,8 @@ static void begin_reading(struct local_pair *pair, const struct local_slot *slot
     start_reading(pair);
 }
 
-static void take(struct local_pair *pair, const struct local_slot *slot)
+/* Returns whether the slot had a message. */
+static bool take(struct local_pair *pair, const struct local_slot *slot)
 {
     uint32_t message_bytes = *(const volatile uint32_t *)&slot->message_bytes;
     uint32_t immediate = *(const volatile uint32_t *)&slot->immediate;
@@ -134,24 +135,24 @@ static void take(struct local_pair *pair, const struct local_slot *slot)
     case LOCAL_SLOT_MESSAGE:
         if (message_bytes > TL_SLOT_BYTES) {
             local_pair_violation(pair, "a message that is too long");
-            return;
+            return false;
         }
         pair->events.message(pair->owner, slot->message, message_bytes);
         consume(pair);
-        return;
+        return true;
     case LOCAL_SLOT_IMMEDIATE: {
         uint64_t len_bytes = *(const volatile uint64_t *)&slot->len_bytes;
         pair->events.immediate(pair->owner, immediate, len_bytes);
         consume(pair);
-        return;
+        return false;
     }
     case LOCAL_SLOT_READ:
         /* When the pair ends, the peer's memory must not be read any more. */
         if (pair->state == LOCAL_CONNECTED) begin_reading(pair, slot);
-        return;
+        return false;
     default:
         local_pair_violation(pair, "a slot of an unknown kind");
-        return;
+        return false;
     }
 }
 
@@ -166,16 +167,16 @@ static bool must_wait(struct local_pair *pair)
     return true;
 }
 
-unsigned local_take_slots(struct local_pair *pair, unsigned most)
+unsigned local_take_slots(struct local_pair *pair, unsigned most, unsigned most_messages)
 {
     enum local_state state = pair->state;
-    unsigned count = 0;
-    while (count < most && pair->state == state && !pair->reading.is_under_way) {
+    unsigned count = 0, message_count = 0;
+    while (count < most && message_count < most_messages && pair->state == state && !pair->reading.is_under_way) {
         const struct local_slot *slot = local_ring_slot(&pair->rings.in, pair->rings.in.next);
         if (atomic_load_explicit(&slot->sequence, memory_order_acquire) != pair->rings.in.next + 1 || must_wait(pair))
             break;
         uint32_t next = pair->rings.in.next;
-        take(pair, slot);
+        message_count += take(pair, slot);
         if (pair->rings.in.next == next) return count + 1;
         count++;
     }

@@ -175,7 +175,38 @@ START_TEST(many_messages_leave_in_parts)
 }
 END_TEST
 
-/* The same holds for values. */
+/* An asker whose peer takes nothing sends requests of two lots, and one question what the peer has taken; the others
+ * follow when that is known, although nothing was answered. */
+START_TEST(requests_wait_for_those_before)
+{
+    enum { ROUND = 512, SENT = 4 * ROUND, MANY = 6 * ROUND };
+    static struct engine_ask many[MANY];
+    char key[16];
+    options.engine.request_count = MANY;
+    options.engine.slot_count = 128;
+    open_pair();
+    struct tl_engine_stats before = engine_side_stats(asker), taken = engine_side_stats(owner);
+    for (unsigned i = 0; i < MANY; i++) {
+        snprintf(key, sizeof(key), "key%u", i);
+        many[i] = (struct engine_ask){.is_open = false};
+        engine_ask_start(asker, &many[i], key, 1);
+        if ((i + 1) % ROUND == 0) (void)engine_side_round(asker);
+    }
+    struct tl_engine_stats after = engine_side_stats(asker);
+    ck_assert_uint_eq(after.credits_sent - before.credits_sent, 1);
+    ck_assert_uint_eq(after.messages_sent - before.messages_sent, SENT + 1);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(engine_side_stats(owner).messages_received - taken.messages_received, MANY + 1);
+    for (unsigned i = 0; i < MANY; i++)
+        engine_ask_cancel(&many[i]);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < MANY; i++)
+        engine_ask_fini(&many[i]);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Values leave in parts, too. */
 START_TEST(many_bytes_leave_in_parts)
 {
     enum { SIZE_BYTES = 32 * 1024, PARTS = COUNT / 2 };
@@ -411,6 +442,10 @@ int main(void)
     TCase *parts = tcase_create("many_bytes_leave_in_parts");
     tcase_add_checked_fixture(parts, setup, NULL);
     tcase_add_test(parts, many_bytes_leave_in_parts);
+    TCase *lots = tcase_create("requests_wait_for_those_before");
+    tcase_add_checked_fixture(lots, setup, NULL);
+    tcase_add_test(lots, requests_wait_for_those_before);
+    suite_add_tcase(suite, lots);
     suite_add_tcase(suite, parts);
     suite_add_tcase(suite, sharing);
     tcase_add_test(tcase, keys_of_a_batch_are_prefetched);

@@ -50,6 +50,20 @@ START_TEST(a_reader_that_pauses)
 }
 END_TEST
 
+/* What came with a few messages is answered before more are taken. */
+START_TEST(a_poll_takes_a_few_messages)
+{
+    enum { MANY = 12, MOST = 4 };
+    for (unsigned i = 0; i < MANY; i++)
+        side_message(&a, &i, sizeof(i), NULL);
+    side_poll(&a);
+    for (unsigned i = 1; i <= MANY / MOST; i++) {
+        side_poll(&b);
+        ck_assert_uint_eq(b.messages, i * MOST);
+    }
+}
+END_TEST
+
 /* ------------------------------------------------------------------------------------------------------ writes -- */
 
 /* The write is larger than what one poll copies, and goes to a segment whose pages are checked before it. A message in
@@ -742,6 +756,10 @@ int main(void)
     tcase_add_test(tcase, nothing_is_done_after_the_end);
     tcase_add_test(tcase, a_thousand_connections);
     tcase_add_test(tcase, connections_that_are_never_made);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("a_poll_takes_a_few_messages");
+    tcase_add_checked_fixture(tcase, setup, sides_tear_down);
+    tcase_add_test(tcase, a_poll_takes_a_few_messages);
     suite_add_tcase(suite, tcase);
     /* The script rdma_vm/verbs_test.py runs these alone in its virtual machine, where huge pages are reserved. */
     tcase = tcase_create("pages");
