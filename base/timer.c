@@ -99,8 +99,8 @@ void tl_timers_remove(struct tl_timers *timers, struct tl_timer *timer)
 unsigned tl_timers_fire_due(struct tl_timers *timers, int64_t now_ns)
 {
     unsigned fired = 0;
-    /* The bound ends the loop when a timer arms itself again for a time that has already come. */
-    for (size_t left = timers->count; left > 0 && timers->count > 0; left--) {
+    /* The number of timers ends the loop when one arms itself again for a time that has already come. */
+    for (size_t left = tl_min_u64(timers->count, TL_MAX_FIRED); left > 0 && timers->count > 0; left--) {
         struct tl_timer *timer = timers->heap[0];
         if (timer->due_ns > now_ns) break;
         tl_timers_disarm(timers, timer);

@@ -39,8 +39,11 @@ static inline void tl_timers_disarm(struct tl_timers *timers, struct tl_timer *t
     if (timer->heap_place != 0) tl_timers_remove(timers, timer);
 }
 
-/* Fires every timer due at now_ns, earliest first; returns how many. Timers may be armed and disarmed from fire; one
- * that is armed there for a time that has come may have to wait for the next call. */
+/* No more timers fire in one call, so that the owner looks at other things between them. */
+#define TL_MAX_FIRED 512
+
+/* Fires the timers due at now_ns, earliest first; returns how many. Timers may be armed and disarmed from fire; one
+ * that is armed there for a time that has come may have to wait for the next call, as do those beyond TL_MAX_FIRED. */
 unsigned tl_timers_fire_due(struct tl_timers *timers, int64_t now_ns);
 
 /* Returns when the next timer is due; TL_TIME_NEVER when none is armed. */

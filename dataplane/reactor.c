@@ -142,8 +142,9 @@ static unsigned run_closures(struct tl_reactor *reactor)
 
 static unsigned run_timers(struct tl_reactor *reactor)
 {
-    reactor->rounds_to_clock = POLLS_PER_CLOCK;
-    return tl_loop_core_fire_timers(&reactor->core);
+    unsigned fired = tl_loop_core_fire_timers(&reactor->core);
+    reactor->rounds_to_clock = fired == TL_MAX_FIRED ? 1 : POLLS_PER_CLOCK; /* more may be due */
+    return fired;
 }
 
 static unsigned poll_provider(struct tl_reactor *reactor)

@@ -119,6 +119,10 @@ struct pending_post {
  * a worker for dead that is silent for longer than peer_timeout_ns. */
 #define PUMP_BYTES (16 * 1024 * 1024)
 
+/* How many bytes of several values an owner posts in one pump, and at most one piece more. After that other connections
+ * have their turn. */
+#define VALUES_BYTES (2 * 1024 * 1024)
+
 /* The most reads that are posted at a time, whatever the card allows. */
 #define MAX_READS 16
 
@@ -146,6 +150,7 @@ struct conn_posts {
     uint64_t windows_used;       /* windows that requests and responses have now */
     uint64_t early_windows;      /* those of them that requests have got before the peer has said that a value exists */
     uint64_t response_budget_bytes;   /* how much of PUMP_BYTES is left for responses in this pump */
+    uint64_t values_budget_bytes;     /* how much of VALUES_BYTES is left in this pump */
     uint64_t completion_budget_bytes; /* how much of PUMP_BYTES is left for finished requests in this pump */
     uint32_t unsent_messages;         /* posted since the last doorbell */
     uint64_t unsent_bytes;            /* posted since then, with the bytes of writes */
@@ -632,8 +637,9 @@ enum tl_status request_create_on_device(struct request *request, struct tl_devic
 
 /* --------------------------------------------------------------------------------------------------- request.c -- */
 
-/* Begins requests for waiting fetches, as long as there are handles. */
-void requests_begin(struct tl_conn *conn);
+/* Begins requests for waiting fetches, as long as there are handles. Returns true when there are more for another
+ * round. */
+bool requests_begin(struct tl_conn *conn);
 /* A message about a request of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED, MAPPED or SOURCE. */
 void requests_message(struct tl_conn *conn, const struct tl_message *message);
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes);

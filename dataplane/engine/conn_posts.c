@@ -128,13 +128,30 @@ static void maybe_send_early(struct tl_conn *conn)
     ring_doorbell(conn);
 }
 
+/* Counts what a post has sent while others of its rank wait. A value that is alone is written as fast as space allows.
+ */
+static void count_shared(struct tl_conn *conn, uint64_t len_bytes)
+{
+    uint64_t *budget_bytes = &conn->posts.values_budget_bytes;
+    *budget_bytes -= len_bytes < *budget_bytes ? len_bytes : *budget_bytes;
+}
+
+static bool is_pump_over(const struct conn_posts *posts)
+{
+    return posts->response_budget_bytes == 0 || posts->values_budget_bytes == 0;
+}
+
 static void run_queue(struct tl_conn *conn, struct tl_list *queue, bool needs_credit)
 {
+    const uint64_t *bytes_sent = &conn->engine->stats.bytes_sent;
     while (!tl_list_is_empty(queue) && space(conn) >= SPACE_OF_A_POST && conn->state != CONN_CLOSING) {
         if (needs_credit && credits_left(&conn->credits) < 2) return;
-        if (conn->posts.response_budget_bytes == 0) return;
+        if (is_pump_over(&conn->posts)) return;
         struct pending_post *pending = TL_CONTAINER_OF(tl_list_pop_front(queue), struct pending_post, place);
+        bool is_alone = tl_list_is_empty(queue);
+        uint64_t before_bytes = *bytes_sent;
         if (pending->post(pending)) tl_list_push_back(queue, &pending->place);
+        if (!is_alone) count_shared(conn, *bytes_sent - before_bytes);
         maybe_send_early(conn);
     }
 }
@@ -194,12 +211,14 @@ static void pump(struct tl_closure *closure)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(closure, struct tl_conn, posts.pump_closure);
     struct conn_posts *posts = &conn->posts;
+    bool has_more = false;
     posts->response_budget_bytes = PUMP_BYTES;
+    posts->values_budget_bytes = VALUES_BYTES;
     posts->completion_budget_bytes = PUMP_BYTES;
     if (conn->requests.unplaced_count > 0) tl_list_splice_back(&conn->requests.finished, &conn->requests.unplaced);
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
         maybe_complete(conn); /* the worker may ask for more, which this doorbell posts as well */
-        if (!tl_list_is_empty(&conn->requests.waiting)) requests_begin(conn);
+        if (!tl_list_is_empty(&conn->requests.waiting)) has_more = requests_begin(conn);
         run_queue(conn, &posts->space_queue, false);
         /* Whatever uses a slot of the peer gives ours back. */
         for (unsigned rank = may_ask(conn) ? 0 : 1; rank < POST_RANKS && conn->requests.unplaced_count == 0; rank++)
@@ -212,7 +231,7 @@ static void pump(struct tl_closure *closure)
     }
     /* What was queued so far is posted, or waits for something. What is queued from here on needs another pump. */
     posts->is_pump_queued = false;
-    if (posts->response_budget_bytes == 0) conn_pump_later(conn);
+    if (is_pump_over(posts) || has_more) conn_pump_later(conn);
     maybe_complete(conn);
     requests_free_completed(conn);
     conn_check_idle(conn);

@@ -29,6 +29,8 @@
 
 /* The requests of so many answers of a slot are fetched together. */
 #define PREFETCHED_ANSWERS 32
+/* No more requests begin in one round, so that other connections have their turn. */
+#define ROUND_REQUESTS 512
 
 /* ----------------------------------------------------------------------------------------------- from the peer -- */
 
@@ -462,15 +464,17 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     return true;
 }
 
-void requests_begin(struct tl_conn *conn)
+bool requests_begin(struct tl_conn *conn)
 {
-    while (!tl_list_is_empty(&conn->requests.waiting)) {
+    for (unsigned count = 0; !tl_list_is_empty(&conn->requests.waiting); count++) {
+        if (count == ROUND_REQUESTS) return true;
         if (!conn_has_handle(conn)) requests_free_completed(conn);
-        if (!conn_has_handle(conn)) return; /* the next request that ends gives one */
+        if (!conn_has_handle(conn)) return false; /* the next request that ends gives one */
         struct tl_fetch *fetch =
             TL_CONTAINER_OF(tl_list_pop_front(&conn->requests.waiting), struct tl_fetch, transport_link);
         if (!begin(conn, fetch)) tl_list_push_back(&conn->requests.unrequested, &fetch->transport_link);
     }
+    return false;
 }
 
 void tl_conn_fetch(struct tl_conn *conn, struct tl_fetch *fetch)

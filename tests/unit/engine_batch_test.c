@@ -100,6 +100,63 @@ START_TEST(messages_of_a_round_share_a_slot)
 }
 END_TEST
 
+/* However many begin at once, each round leaves room for other connections. */
+START_TEST(so_many_requests_in_a_round)
+{
+    enum { MANY = 1100 };
+    static struct engine_ask many[MANY];
+    options.engine.request_count = MANY;
+    options.engine.slot_count = options.engine.work_count = 256;
+    open_pair();
+    uint64_t before = engine_side_stats(asker).messages_sent;
+    for (unsigned i = 0; i < MANY; i++)
+        engine_ask_start(asker, &many[i], "key", i);
+    static const unsigned begun[] = {512, 1024, MANY};
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(begun); i++) {
+        (void)engine_side_round(asker);
+        ck_assert_uint_eq(engine_side_stats(asker).messages_sent - before, begun[i]);
+    }
+    for (unsigned i = 0; i < MANY; i++)
+        engine_ask_cancel(&many[i]);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < MANY; i++)
+        engine_ask_fini(&many[i]);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* An owner posts so many bytes of a group in a round, and at most one piece more. */
+START_TEST(so_many_bytes_in_a_round)
+{
+    enum { MANY = 10, PIECE_BYTES = 256 * 1024, SIZE_BYTES = 3 * PIECE_BYTES, MOST_BYTES = 2 * 1024 * 1024 };
+    static struct engine_ask many[MANY];
+    options.engine.piece_bytes = PIECE_BYTES;
+    open_pair();
+    for (uint64_t i = 0; i < MANY; i++) {
+        engine_side_send(owner, "key", i, engine_pool_bytes(owner, SIZE_BYTES, i));
+        engine_ask_start(asker, &many[i], "key", i);
+    }
+    uint64_t before = engine_side_stats(owner).bytes_sent, most = 0;
+    for (unsigned i = 0; i < MOST_ROUNDS; i++) {
+        (void)engine_side_round(asker);
+        engine_side_settle(asker);
+        uint64_t sent = engine_side_stats(owner).bytes_sent;
+        (void)engine_side_round(owner);
+        sent = engine_side_stats(owner).bytes_sent - sent;
+        ck_assert_uint_le(sent, MOST_BYTES + PIECE_BYTES);
+        if (sent > most) most = sent;
+    }
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(engine_side_stats(owner).bytes_sent - before, MANY * SIZE_BYTES);
+    ck_assert_uint_ge(most, MOST_BYTES);
+    for (unsigned i = 0; i < MANY; i++) {
+        ck_assert_msg(many[i].result.code == TL_OK, "%s", many[i].result.message);
+        engine_ask_fini(&many[i]);
+    }
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* A single message leaves in the round that has made it, in a slot of its own. */
 START_TEST(single_message)
 {
@@ -447,6 +504,14 @@ int main(void)
     tcase_add_test(lots, requests_wait_for_those_before);
     suite_add_tcase(suite, lots);
     suite_add_tcase(suite, parts);
+    TCase *rounds = tcase_create("so_many_requests_in_a_round");
+    tcase_add_checked_fixture(rounds, setup, NULL);
+    tcase_add_test(rounds, so_many_requests_in_a_round);
+    suite_add_tcase(suite, rounds);
+    TCase *bytes = tcase_create("so_many_bytes_in_a_round");
+    tcase_add_checked_fixture(bytes, setup, NULL);
+    tcase_add_test(bytes, so_many_bytes_in_a_round);
+    suite_add_tcase(suite, bytes);
     suite_add_tcase(suite, sharing);
     tcase_add_test(tcase, keys_of_a_batch_are_prefetched);
     tcase_add_test(tcase, single_message);

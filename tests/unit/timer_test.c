@@ -37,6 +37,11 @@ static void teardown(void)
     tl_timers_fini(&timers);
 }
 
+static void ignore(struct tl_timer *timer)
+{
+    (void)timer;
+}
+
 static void arm(int number, int64_t due_ns)
 {
     ck_assert_int_eq(tl_timers_arm(&timers, &alarms[number].timer, due_ns), TL_OK);
@@ -118,6 +123,20 @@ START_TEST(armed_again_from_fire_does_not_loop)
     ck_assert_uint_eq(tl_timers_fire_due(&timers, 20), 1);
     ck_assert_int_eq(tl_timers_next_due_ns(&timers), 10);
     ck_assert_uint_eq(tl_timers_fire_due(&timers, 20), 1);
+}
+END_TEST
+
+/* Thousands that are due together leave room for others. */
+START_TEST(so_many_in_one_call)
+{
+    static struct alarm many[TL_MAX_FIRED + 10];
+    for (size_t i = 0; i < TL_ARRAY_COUNT(many); i++) {
+        many[i].timer.fire = ignore;
+        ck_assert_int_eq(tl_timers_arm(&timers, &many[i].timer, (int64_t)i), TL_OK);
+    }
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, INT64_MAX), TL_MAX_FIRED);
+    ck_assert_int_eq(tl_timers_next_due_ns(&timers), TL_MAX_FIRED);
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, INT64_MAX), 10);
 }
 END_TEST
 
@@ -206,6 +225,10 @@ int main(void)
     tcase_add_test(tcase, fini_disarms);
     tcase_add_test(tcase, no_memory);
     tcase_add_test(tcase, as_a_searched_list);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("so_many_in_one_call"); /* tests/defects runs it alone */
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, so_many_in_one_call);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
