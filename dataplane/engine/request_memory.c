@@ -8,10 +8,11 @@
  * Otherwise it asks without a place, and chooses one when META_DATA_UPDATE has come. Then it may wait, because it ends.
  *
  * Failure modes: memory that cannot be registered is replaced by a bounce buffer, and a small destination for which the
- * pool has no block is registered; the fetch reports why a bounce buffer was used. A tensor larger than the pool fails.
- * A request that reads knows only from SOURCE how much it needs: when the pool does not grow at once, it gives the
- * source back, and is written to when there is memory. Where the peer can only write its own pool, everything else gets
- * a bounce buffer. Destinations on devices are those of request_device.c.
+ * pool has no block is registered; the fetch reports why a bounce buffer was used. A tensor for which the pool can
+ * never have memory may travel over the link, or fails. A request that reads knows only from SOURCE how much it needs:
+ * when the pool does not grow at once, it gives the source back, and is written to when there is memory. Where the peer
+ * can only write its own pool, everything else gets a bounce buffer. Destinations on devices are those of
+ * request_device.c.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -118,7 +119,7 @@ static bool try_bounce_buffer(struct request *request, struct conn_memory_wait *
 
 static void fail_without_block(struct request *request, const struct tl_error *error)
 {
-    if (request->placement->landing.is_on_device) request_reroute(request, error);
+    request_reroute(request, error);
     request_fail(request, error);
 }
 
@@ -237,8 +238,12 @@ void request_place_and_prepare(struct request *request, struct tl_memory_wait *m
         break;
     case PLACING_WAITS:
         break;
-    case PLACING_FAILED:
-        request_fail(request, &error); /* the peer may keep the value until it hears from us */
+    case PLACING_FAILED: /* the peer may keep the value until it hears from us */
+        if (request->is_asked && request->conn->requests.placing.missing_bytes > 0) {
+            fail_without_block(request, &error);
+        } else {
+            request_fail(request, &error);
+        }
         break;
     }
 }

@@ -232,7 +232,9 @@ enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_me
                                                     &memory->registrations, ret_error);
     if (status != TL_OK) goto fail;
     const struct tl_pool_hooks hooks = {.wanted = memory_wanted, .evict = evict, .context = memory};
-    status = tl_pool_create(provider, options->pool_bytes, options->max_pool_bytes, &hooks, &memory->pool, ret_error);
+    uint64_t first_bytes = options->first_pool_bytes > 0 ? options->first_pool_bytes : options->pool_bytes;
+    status = tl_pool_create(provider, first_bytes, options->pool_bytes, options->max_pool_bytes, &hooks, &memory->pool,
+                            ret_error);
     if (status != TL_OK) goto fail;
     *ret_memory = memory;
     return TL_OK;

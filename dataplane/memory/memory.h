@@ -3,9 +3,9 @@
  * Memory that the data plane can reach: a pool of registered memory with an allocator inside, and registrations of
  * memory that belongs to users.
  *
- * The pool consists of regions of pool_bytes each (more for a larger tensor), registered once, on the card's NUMA node,
- * in huge pages where there are any. Allocation is best fit, and free blocks coalesce. A tensor whose bytes lie in the
- * pool gives its block back with its last reference.
+ * The pool consists of regions of pool_bytes each (more for a larger tensor; a pool may begin small), registered once,
+ * on the card's NUMA node, in huge pages where there are any. Allocation is best fit, and free blocks coalesce. A
+ * tensor whose bytes lie in the pool gives its block back with its last reference.
  *
  * A user's memory is registered as the whole allocation that it lies in, once for all tensors there, for as long as one
  * of them lives or an operation uses it. A registration must not outlive its memory, because the card would then reach
@@ -32,7 +32,8 @@ struct tl_memory;
 
 struct tl_memory_options {
     uint64_t pool_bytes;       /* the size of one region of the pool */
-    uint64_t max_pool_bytes;   /* the most that all regions have together */
+    uint64_t first_pool_bytes; /* the size of the first one, where that is less; 0: it is not */
+    uint64_t max_pool_bytes;   /* the most that all regions have together, without a small first one */
     uint64_t max_cached_bytes; /* how much memory of users is registered at a time, at most */
     uint64_t max_cached_count;
 };

@@ -84,8 +84,9 @@ static void destroy_pool(struct tl_pool *pool)
     free(pool);
 }
 
-enum tl_status tl_pool_create(struct tl_provider *provider, uint64_t pool_bytes, uint64_t max_bytes,
-                              const struct tl_pool_hooks *hooks, struct tl_pool **ret_pool, struct tl_error *ret_error)
+enum tl_status tl_pool_create(struct tl_provider *provider, uint64_t first_bytes, uint64_t pool_bytes,
+                              uint64_t max_bytes, const struct tl_pool_hooks *hooks, struct tl_pool **ret_pool,
+                              struct tl_error *ret_error)
 {
     struct pool_region *first = NULL;
     struct tl_pool *pool = calloc(1, sizeof(*pool));
@@ -94,10 +95,12 @@ enum tl_status tl_pool_create(struct tl_provider *provider, uint64_t pool_bytes,
     pool->hooks = *hooks;
     tl_list_init(&pool->waiting);
     pool->pool_bytes = pool_round(tl_max_u64(pool_bytes, 1), TL_PAGE_BYTES);
+    pool->first_bytes = tl_min_u64(pool_round(tl_max_u64(first_bytes, 1), TL_PAGE_BYTES), pool->pool_bytes);
     pool->max_bytes = tl_max_u64(pool_round(max_bytes, TL_PAGE_BYTES), pool->pool_bytes);
+    if (pool->first_bytes < pool->pool_bytes) pool->max_bytes += pool->first_bytes; /* what has fitted still does */
     pthread_mutex_init(&pool->growing, NULL);
     pthread_mutex_init(&pool->mutex, NULL);
-    enum tl_status status = pool_region_create(pool, pool->pool_bytes, true, &first, ret_error);
+    enum tl_status status = pool_region_create(pool, pool->first_bytes, true, &first, ret_error);
     if (status != TL_OK) goto fail;
     first->is_lasting = true;
     if (!pool_region_add(pool, first)) {
@@ -179,7 +182,8 @@ enum tl_status tl_pool_take_now(struct tl_pool *pool, uint64_t len_bytes, struct
 static bool wants_more(struct tl_pool *pool, uint64_t len_bytes)
 {
     bool may_grow = !pool->is_more_refused && pool->pool_bytes <= pool->max_bytes - pool->bytes;
-    pool->is_more_wanted |= may_grow && len_bytes <= MORE_MAX_BYTES;
+    bool is_small = pool->bytes < pool->pool_bytes;
+    pool->is_more_wanted |= may_grow && (is_small || len_bytes <= MORE_MAX_BYTES);
     return pool->is_more_wanted;
 }
 

@@ -65,10 +65,11 @@ struct tl_pool_wait {
     bool is_withdrawn;
 };
 
-/* pool_bytes is the size of one region; it is rounded up to pages, and max_bytes to pool_bytes. Errors:
- * TL_RESOURCE_EXHAUSTED: no memory, or the reason of the provider for the first region. */
-enum tl_status tl_pool_create(struct tl_provider *provider, uint64_t pool_bytes, uint64_t max_bytes,
-                              const struct tl_pool_hooks *hooks, struct tl_pool **ret_pool,
+/* pool_bytes is the size of one region; it is rounded up to pages, and max_bytes to pool_bytes. The first region has
+ * first_bytes; where that is less than pool_bytes, it comes on top of max_bytes. Errors: TL_RESOURCE_EXHAUSTED: no
+ * memory, or the reason of the provider for the first region. */
+enum tl_status tl_pool_create(struct tl_provider *provider, uint64_t first_bytes, uint64_t pool_bytes,
+                              uint64_t max_bytes, const struct tl_pool_hooks *hooks, struct tl_pool **ret_pool,
                               struct tl_error *ret_error) TL_MUST_USE;
 /* Deregisters all regions. No operation may name them, no request may wait, and only tl_pool_give may be called any
  * more. The memory is freed with the last block. NULL is accepted. */

@@ -206,8 +206,7 @@ enum tl_status pool_grow(struct tl_pool *pool, struct pool_need need, struct tl_
  * after all but the first were given up. Called under mutex. */
 static bool can_ever_fit(const struct tl_pool *pool, struct pool_need need, bool may_grow)
 {
-    uint64_t first_bytes = pool->pool_bytes;
-    if (may_grow && pool_round(need.len_bytes, TL_PAGE_BYTES) <= pool->max_bytes - first_bytes) return true;
+    if (may_grow && pool_round(need.len_bytes, TL_PAGE_BYTES) <= pool->max_bytes - pool->first_bytes) return true;
     for (size_t i = 0; i < pool->region_count; i++) {
         if (need.len_bytes <= pool->regions[i]->len_bytes) return true;
     }

@@ -54,8 +54,9 @@ struct pool_pinning {
 
 struct tl_pool {
     struct tl_provider *provider;
+    uint64_t first_bytes; /* at most pool_bytes */
     uint64_t pool_bytes;
-    uint64_t max_bytes;
+    uint64_t max_bytes; /* with a small first region */
     struct tl_pool_hooks hooks;
     pthread_mutex_t growing;
     pthread_mutex_t mutex;

@@ -26,6 +26,9 @@ static uint64_t or_auto(uint64_t value, uint64_t automatic)
  * piece must take less time than peer_timeout. Larger pieces are no faster. */
 #define AUTOMATIC_PIECE_BYTES (1024 * 1024)
 
+/* What a peer that writes nothing may cost in pinned memory, besides its slots. */
+#define FIRST_PEER_BYTES (1024 * 1024)
+
 static void read_verbs(const struct tl_settings *settings, struct tl_transport_options *ret_options)
 {
     const struct tl_verbs_settings *verbs = &settings->verbs;
@@ -46,8 +49,10 @@ static void read_verbs(const struct tl_settings *settings, struct tl_transport_o
                    .key_count = TL_MAX_KEYS,
                    .piece_bytes = or_auto(verbs->piece_bytes, AUTOMATIC_PIECE_BYTES),
                    .register_bytes = verbs->register_bytes,
-                   /* With keys of regions this is the memory that the peer can write to. */
+                   /* With keys of regions this is the memory that the peer can write to. It begins small, because
+                    * many peers may have nothing to write. */
                    .peer_memory = {.pool_bytes = verbs->pool_bytes,
+                                   .first_pool_bytes = FIRST_PEER_BYTES,
                                    .max_pool_bytes = or_auto(verbs->max_pool_bytes, tl_transport_half_of_memory())},
                    .is_bounce_forced = verbs->is_bounce_forced,
                    .is_gpu_proxy_forced = settings->gpu.is_proxy_forced,

@@ -331,6 +331,26 @@ START_TEST(more_than_the_pool_may_have)
 }
 END_TEST
 
+/* One on the host as well, in memory of the library or of the user, and under known meta-data. */
+START_TEST(more_than_the_pool_may_have_on_the_host)
+{
+    options.memory.max_pool_bytes = options.memory.pool_bytes;
+    options.engine.is_bounce_forced = _i == 1;
+    open_pair();
+    for (unsigned round = 0; round < 2; round++) {
+        engine_side_send(owner, "key", round, value_on(host, 2 * options.memory.pool_bytes, 1));
+        ask = (struct engine_ask){.device = host};
+        engine_ask_start(asker, &ask, "key", round);
+        expect_failure(TL_RESOURCE_EXHAUSTED, "max_pool");
+        ck_assert(ask.fetch.is_rerouted);
+        engine_ask_fini(&ask);
+        ck_assert(engine_side_has(owner, "key", round));
+    }
+    ck_assert_uint_eq(engine_side_stats(asker).rerouted, 2);
+    finish();
+}
+END_TEST
+
 /* Nothing tells when a request begins to wait for memory, since the device is at work before: time passes until the
  * fetch is done. */
 static void let_time_pass(const struct engine_ask *of)
@@ -877,6 +897,10 @@ int main(void)
     tcase_add_loop_test(proxy, lost_while_bytes_arrive, 0, 2);
     tcase_add_test(proxy, others_pass_by);
     suite_add_tcase(suite, proxy);
+    TCase *on_host = tcase_create("more_than_the_pool_may_have_on_the_host"); /* tests/defects runs it alone */
+    tcase_add_checked_fixture(on_host, setup, NULL);
+    tcase_add_loop_test(on_host, more_than_the_pool_may_have_on_the_host, 0, 2);
+    suite_add_tcase(suite, on_host);
     TCase *direct = tcase_create("direct");
     tcase_add_checked_fixture(direct, setup_direct, NULL);
     tcase_add_loop_test(direct, nothing_is_copied, 0, 2);

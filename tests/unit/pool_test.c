@@ -38,9 +38,14 @@ static void teardown(void)
     ck_assert_uint_eq(provider.live_count, 0);
 }
 
+static void open_small_pool(uint64_t first_bytes, uint64_t pool_bytes, uint64_t max_bytes)
+{
+    ck_assert_int_eq(tl_pool_create(&provider.base, first_bytes, pool_bytes, max_bytes, &hooks, &pool, &error), TL_OK);
+}
+
 static void open_pool(uint64_t pool_bytes, uint64_t max_bytes)
 {
-    ck_assert_int_eq(tl_pool_create(&provider.base, pool_bytes, max_bytes, &hooks, &pool, &error), TL_OK);
+    open_small_pool(pool_bytes, pool_bytes, max_bytes);
 }
 
 static struct tl_block *take(uint64_t len_bytes)
@@ -132,6 +137,50 @@ START_TEST(growth)
     tl_pool_give(d);
     tl_pool_give(e);
     expect(4, 280 * KIB, 0);
+}
+END_TEST
+
+/* A pool may begin small. Then all that would have fitted without that still does. */
+START_TEST(small_beginning)
+{
+    struct tl_block *blocks[6];
+    struct tl_pool_stats stats;
+    open_small_pool(4 * KIB, 16 * KIB, 32 * KIB);
+    expect(1, 4 * KIB, 0);
+    blocks[0] = take(4 * KIB);
+    expect(1, 4 * KIB, 4 * KIB);
+    for (unsigned i = 1; i < 5; i++) {
+        blocks[i] = take(4 * KIB);
+        expect(2, 20 * KIB, (i + 1) * 4 * KIB);
+    }
+    blocks[5] = take(16 * KIB);
+    expect(3, 36 * KIB, 36 * KIB);
+    refuse(4 * KIB);
+    for (unsigned i = 1; i < 6; i++)
+        tl_pool_give(blocks[i]);
+    blocks[1] = take(32 * KIB); /* the others are given up, but not the first */
+    expect(2, 36 * KIB, 36 * KIB);
+    tl_pool_give(blocks[0]);
+    tl_pool_give(blocks[1]);
+    tl_pool_get_stats(pool, &stats);
+    ck_assert_uint_eq(stats.used_bytes, 0);
+}
+END_TEST
+
+/* Until it has grown, large blocks make it grow as well when they are asked for early. */
+START_TEST(small_beginning_and_large_blocks)
+{
+    struct tl_block *block = NULL;
+    bool is_more_wanted = false;
+    open_small_pool(512 * KIB, 4 * MIB, 8 * MIB);
+    ck_assert_int_eq(tl_pool_take_early(pool, 450 * KIB, &block, &is_more_wanted, &error), TL_OK);
+    ck_assert_ptr_null(block);
+    ck_assert(is_more_wanted);
+    ck_assert_ptr_null(tl_pool_serve(pool));
+    expect(2, 4 * MIB + 512 * KIB, 0);
+    ck_assert_int_eq(tl_pool_take_early(pool, 450 * KIB, &block, &is_more_wanted, &error), TL_OK);
+    ck_assert_ptr_nonnull(block);
+    tl_pool_give(block);
 }
 END_TEST
 
@@ -256,11 +305,13 @@ END_TEST
 START_TEST(the_first_region_fails)
 {
     provider.fail_countdown = 1;
-    ck_assert_int_eq(tl_pool_create(&provider.base, 64 * KIB, 64 * KIB, &hooks, &pool, &error), TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(tl_pool_create(&provider.base, 64 * KIB, 64 * KIB, 64 * KIB, &hooks, &pool, &error),
+                     TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_nonnull(strstr(error.message, "verbs.pool"));
     ck_assert_ptr_nonnull(strstr(error.message, "locked memory is scarce"));
     ck_assert_ptr_null(pool);
-    ck_assert_int_eq(tl_pool_create(&provider.base, UINT64_C(1) << 60, 0, &hooks, &pool, NULL), TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(tl_pool_create(&provider.base, UINT64_C(1) << 60, UINT64_C(1) << 60, 0, &hooks, &pool, NULL),
+                     TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_null(pool);
 }
 END_TEST
@@ -283,7 +334,7 @@ START_TEST(no_memory)
 {
     for (unsigned n = 1;; n++) {
         fault_arm(n);
-        enum tl_status status = tl_pool_create(&provider.base, 64 * KIB, MIB, &hooks, &pool, &error);
+        enum tl_status status = tl_pool_create(&provider.base, 64 * KIB, 64 * KIB, MIB, &hooks, &pool, &error);
         if (!fault_was_hit()) break;
         ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
         ck_assert_ptr_null(pool);
@@ -318,7 +369,7 @@ START_TEST(random_use)
     enum { SLOTS = 64, OPERATIONS = 4000 };
     struct tl_block *slots[SLOTS] = {NULL};
     uint64_t lens[SLOTS];
-    open_pool(256 * KIB, 2 * MIB);
+    open_small_pool(_i == 0 ? 256 * KIB : 8 * KIB, 256 * KIB, 2 * MIB);
     srand(1);
     for (int i = 0; i < OPERATIONS + SLOTS; i++) {
         int slot = i < OPERATIONS ? rand() % SLOTS : i - OPERATIONS;
@@ -396,7 +447,12 @@ int main(void)
     tcase_add_test(tcase, the_first_region_fails);
     tcase_add_test(tcase, a_later_region_fails);
     tcase_add_test(tcase, no_memory);
-    tcase_add_test(tcase, random_use);
+    tcase_add_loop_test(tcase, random_use, 0, 2);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("small_beginning"); /* tests/defects runs it alone */
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, small_beginning);
+    tcase_add_test(tcase, small_beginning_and_large_blocks);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

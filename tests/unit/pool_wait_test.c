@@ -49,7 +49,7 @@ static void teardown(void)
 
 static void open_pool(uint64_t pool_bytes, uint64_t max_bytes)
 {
-    ck_assert_int_eq(tl_pool_create(&provider.base, pool_bytes, max_bytes, &hooks, &pool, &error), TL_OK);
+    ck_assert_int_eq(tl_pool_create(&provider.base, pool_bytes, pool_bytes, max_bytes, &hooks, &pool, &error), TL_OK);
 }
 
 /* NULL: there is no space now. */

@@ -208,6 +208,31 @@ START_TEST(a_busy_reactor_fires_timers)
 }
 END_TEST
 
+static unsigned many_fired;
+
+static void count_fired(struct tl_timer *self)
+{
+    (void)self;
+    many_fired++;
+}
+
+/* Those that one round leaves are not late, however busy the reactor is. */
+START_TEST(a_busy_reactor_with_many_timers)
+{
+    static struct tl_timer many[2 * TL_MAX_FIRED];
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(many); i++) {
+        many[i].fire = count_fired;
+        ck_assert_int_eq(tl_timers_arm(tl_reactor_timers(reactor), &many[i], 1 + i), TL_OK);
+    }
+    many_fired = 0;
+    ck_assert(tl_reactor_run_once(reactor, 0));
+    ck_assert_uint_eq(many_fired, TL_MAX_FIRED);
+    stub.pending = 1;
+    ck_assert(tl_reactor_run_once(reactor, 0));
+    ck_assert_uint_eq(many_fired, 2 * TL_MAX_FIRED);
+}
+END_TEST
+
 static void defer_again(struct tl_closure *self)
 {
     note('d');
@@ -719,6 +744,7 @@ static void add_rounds(TCase *tcase)
     tcase_add_test(tcase, nothing_to_do);
     tcase_add_test(tcase, an_idle_round_fires_timers);
     tcase_add_test(tcase, a_busy_reactor_fires_timers);
+    tcase_add_test(tcase, a_busy_reactor_with_many_timers);
     tcase_add_test(tcase, what_is_deferred_meanwhile_waits);
     tcase_add_test(tcase, a_wake_ends_one_round);
 }
