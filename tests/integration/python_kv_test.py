@@ -438,6 +438,27 @@ class Limits(Owned):
         self.assertEqual(self.cache.set(["big", "small"], [block(1, 2 << 20), block(2)]), [False, True])
         self.assertEqual(self.cache.describe()["refused"], 1)
 
+    def test_many_clients_stay_within_the_limit(self):
+        wrong = []
+
+        def use(number):
+            client = self.client()
+            for count in range(100):
+                keys = [f"{number}-{count}-{place}" for place in range(4)]
+                client.set(keys, [block(number)] * 4)
+                if any(one not in (None, block(number)) for one in self.get(keys, client)):
+                    wrong.append(keys)
+
+        threads = [threading.Thread(target=use, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            self.assertLessEqual(self.cache.describe()["used_bytes"], 1 << 20)
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+        self.assertGreater(self.cache.describe()["evicted"], 100)
+
     def test_memory_is_used_again(self):
         for _ in range(30):
             self.assertEqual(self.set(0, 8), [True] * 8)

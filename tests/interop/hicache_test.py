@@ -4,7 +4,11 @@
 host memory. Their schedulers and caches need a model on a GPU, and are not run."""
 import collections
 import logging
+import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 import unittest
 
@@ -23,7 +27,10 @@ with packages():
 
 class Owned(unittest.TestCase):
     def setUp(self):
-        self.owner, self.address = start_owner(self)
+        self.start("127.0.0.1:0")
+
+    def start(self, address):
+        self.owner, self.address = start_owner(self, address)
 
 
 class SGLang(Owned):
@@ -57,6 +64,62 @@ class SGLang(Owned):
             time.sleep(0.01)
         self.assertEqual(storage.batch_exists(keys), 0)
         self.assertFalse(storage.batch_set(keys, pages))
+
+    def pages(self):
+        return {f"hash{number}": torch.full((64 << 10,), number, dtype=torch.bfloat16) for number in range(8)}
+
+    def set_again(self, storage):
+        pages, end = self.pages(), time.monotonic() + PATIENCE
+        while not storage.batch_set(list(pages), list(pages.values())):
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.1)
+
+    def get_all(self, storage):
+        """Returns what the pages have; None: a page is not there."""
+        got = storage.batch_get(list(self.pages()), [torch.empty(64 << 10, dtype=torch.bfloat16) for _ in range(8)])
+        return [None if page is None else page.unique().tolist() for page in got]
+
+    def test_an_owner_that_dies_in_the_middle(self):
+        storage, pages = self.make(), self.pages()
+        for call, expected in ((lambda: self.get_all(storage), [None] * 8),
+                               (lambda: storage.batch_set(list(pages), list(pages.values())), False)):
+            self.set_again(storage)
+            self.owner.send_signal(signal.SIGSTOP)
+            killer = threading.Timer(0.5, self.owner.kill)
+            killer.start()
+            self.addCleanup(killer.join)
+            self.assertEqual(call(), expected)
+            self.owner.wait()
+            self.start(self.address)
+        self.set_again(storage)
+        self.assertEqual(self.get_all(storage), [[float(number)] for number in range(8)])
+
+    def test_processes_that_die_in_the_middle(self):
+        storage = self.make()
+        self.set_again(storage)
+        script = f"""if True:
+            import sys
+            sys.path.insert(0, {os.path.dirname(__file__)!r})
+            import hicache_test
+            case = hicache_test.SGLang("make")
+            case.address = {self.address!r}
+            storage = case.make()
+            while True:
+                case.CALL(storage)
+                print("done", flush=True)
+        """
+        for call in ("get_all", "set_again"):
+            process = subprocess.Popen([sys.executable, "-c", script.replace("CALL", call)], stdout=subprocess.PIPE,
+                                       stderr=subprocess.DEVNULL, text=True)
+            self.addCleanup(process.stdout.close)
+            self.addCleanup(process.wait)
+            self.addCleanup(process.kill)
+            while process.stdout.readline() != "done\n":
+                self.assertIsNone(process.poll())
+            process.kill()
+            process.wait()
+            self.assertEqual(self.get_all(storage), [[float(number)] for number in range(8)])
+            self.set_again(storage)
 
 
 class VLLM(Owned):

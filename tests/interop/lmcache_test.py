@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """LMCache's own factory loads the client of tensorlane.kv from its configuration, and LMCache's adapter drives it with
-its own keys and memory objects: stores, look-ups, loads, deletions, and an owner that dies."""
+its own keys and memory objects: stores, look-ups, loads, deletions, and an owner that dies. Storage managers, which are
+what an LMCache server has, store in one process what they load in another."""
 import logging
 import os
 import select
@@ -9,16 +10,23 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import unittest
 
 from engines_support import PATIENCE, packages, start_owner
 
 with packages():
     import torch
-    from lmcache.v1.distributed.api import ObjectKey
+    from lmcache.v1.distributed.api import GroupedObjectKeys, MemoryLayoutDesc, ObjectKey, PrefetchTaskSpec
+    from lmcache.v1.distributed.config import (EvictionConfig, L1ManagerConfig, L1MemoryManagerConfig,
+                                               StorageManagerConfig)
+    from lmcache.v1.distributed.l2_adapters.config import L2AdaptersConfig
     from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_registry
     from lmcache.v1.distributed.l2_adapters.native_plugin_l2_adapter import NativePluginL2AdapterConfig
+    from lmcache.v1.distributed.storage_manager import StorageManager
     from lmcache.v1.memory_management import MemoryObjMetadata, TensorMemoryObj
+
+from tensorlane import kv
 
 BLOCK = 256 << 10
 COUNT = 64
@@ -34,6 +42,12 @@ def memory(value):
     return TensorMemoryObj(raw, meta, None)
 
 
+def plugin_config(address):
+    return NativePluginL2AdapterConfig.from_dict({
+        "type": "native_plugin", "module_path": "tensorlane.kv", "class_name": "LMCacheClient",
+        "adapter_params": {"address": address, "timeout": 10}, "max_capacity_gb": 1})
+
+
 class LMCache(unittest.TestCase):
     def setUp(self):
         self.start("127.0.0.1:0")
@@ -43,10 +57,7 @@ class LMCache(unittest.TestCase):
         self.owner, self.address = start_owner(self, address)
 
     def make_adapter(self):
-        config = NativePluginL2AdapterConfig.from_dict({
-            "type": "native_plugin", "module_path": "tensorlane.kv", "class_name": "LMCacheClient",
-            "adapter_params": {"address": self.address, "timeout": 10}, "max_capacity_gb": 1})
-        adapter = create_l2_adapter_from_registry(config)
+        adapter = create_l2_adapter_from_registry(plugin_config(self.address))
         self.addCleanup(adapter.close)
         return adapter
 
@@ -112,7 +123,6 @@ class LMCache(unittest.TestCase):
             select.select([], [], [], 1)
         self.assertEqual(self.load([3]), [3])
 
-
     def test_an_owner_that_dies_in_the_middle(self):
         self.assertTrue(self.store(range(COUNT)).is_successful())
         for call in (self.load, self.store):
@@ -156,6 +166,79 @@ class LMCache(unittest.TestCase):
             client.wait()
             self.assertEqual(self.load(range(COUNT)), list(range(COUNT)))
             self.assertTrue(self.store(range(COUNT)).is_successful())
+
+
+class Jobs(unittest.TestCase):
+    """LMCache's storage managers write objects to their own memory, store them at the owner by themselves, and
+    prefetch them from it."""
+    LAYOUT = MemoryLayoutDesc([torch.Size([2, 4, 64, 128])], [torch.bfloat16])
+    NUMBERS = range(32)
+    LOADER = f"""if True:
+        import sys
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        import lmcache_test as test
+        case = test.Jobs("make")
+        print(case.load(case.make(sys.argv[1])), flush=True)
+        case.doCleanups()
+    """
+
+    def make(self, address):
+        memory = L1ManagerConfig(L1MemoryManagerConfig(64 << 20, use_lazy=False, shm_name=""))
+        manager = StorageManager(StorageManagerConfig(memory, EvictionConfig("LRU"),
+                                                      L2AdaptersConfig([plugin_config(address)])))
+        self.addCleanup(manager.close)
+        return manager
+
+    def store(self, manager, numbers):
+        keys = [key_of(number) for number in numbers]
+        objects = manager.reserve_write(keys, self.LAYOUT)
+        for number, key in zip(numbers, keys):
+            objects[key].tensor.fill_(number)
+        manager.finish_write(keys)
+
+    def load(self, manager):
+        """Returns how many objects came from the owner, and what they are."""
+        keys = [key_of(number) for number in self.NUMBERS]
+        task = manager.submit_prefetch_task(PrefetchTaskSpec([GroupedObjectKeys(keys, 0, self.LAYOUT)]))
+        self.assertTrue(manager.wait_prefetch_status(task, PATIENCE))
+        count = manager.query_prefetch_status(task).l2_hit_count
+        with manager.read_prefetched_results(keys[:count]) as objects:
+            values = [one.tensor.unique().tolist() for one in objects]
+        manager.finish_read_prefetched(keys[:count])
+        return count, values
+
+    def wait_for_blocks(self, address, count):
+        with kv.Client(address) as client:
+            end = time.monotonic() + PATIENCE
+            while client.describe().get("blocks") != count and time.monotonic() < end:
+                time.sleep(0.1)
+            self.assertEqual(client.describe()["blocks"], count)
+
+    def test_one_process_loads_what_another_one_has_stored(self):
+        _, address = start_owner(self)
+        self.store(self.make(address), self.NUMBERS)
+        self.wait_for_blocks(address, len(self.NUMBERS))
+        loaded = subprocess.run([sys.executable, "-c", self.LOADER, address], stdout=subprocess.PIPE, text=True,
+                                timeout=PATIENCE, check=True).stdout
+        expected = len(self.NUMBERS), [[float(number)] for number in self.NUMBERS]
+        self.assertIn(f"{expected}\n", loaded)
+
+    def test_an_owner_that_dies_and_comes_back(self):
+        owner, address = start_owner(self)
+        writer = self.make(address)
+        self.store(writer, self.NUMBERS)
+        self.wait_for_blocks(address, len(self.NUMBERS))
+        owner.kill()
+        owner.wait()
+        self.assertEqual(self.load(self.make(address)), (0, []))
+        start_owner(self, address)
+        reader, loaded, end = self.make(address), (0, []), time.monotonic() + PATIENCE
+        while loaded[0] < len(self.NUMBERS) and time.monotonic() < end:
+            writer.delete_l1_keys([key_of(number) for number in self.NUMBERS], force=True)
+            self.store(writer, self.NUMBERS)
+            time.sleep(1)
+            loaded = self.load(reader)
+        self.assertEqual(loaded, (len(self.NUMBERS), [[float(number)] for number in self.NUMBERS]))
 
 
 if __name__ == "__main__":
