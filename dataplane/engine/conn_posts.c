@@ -141,12 +141,28 @@ static bool is_pump_over(const struct conn_posts *posts)
     return posts->response_budget_bytes == 0 || posts->values_budget_bytes == 0;
 }
 
+/* Whether a REQUEST may be posted now. A peer that has not said that it has taken the former lot is asked once; it does
+ * not say so by itself while it has nothing to answer. */
+static bool may_ask(struct tl_conn *conn)
+{
+    struct conn_credits *credits = &conn->credits;
+    struct conn_asked *asked = &credits->asked;
+    if (asked->count < LOT_REQUESTS) return true;
+    if ((int32_t)(credits->peer_slots_returned - asked->former_slot) >= 0) {
+        *asked = (struct conn_asked){.former_slot = credits->peer_slots_used};
+        return true;
+    }
+    if (!asked->is_ping_wanted) credits->is_ping_wanted = credits->is_wanted = asked->is_ping_wanted = true;
+    return false;
+}
+
 static void run_queue(struct tl_conn *conn, struct tl_list *queue, bool needs_credit)
 {
     const uint64_t *bytes_sent = &conn->engine->stats.bytes_sent;
     while (!tl_list_is_empty(queue) && space(conn) >= SPACE_OF_A_POST && conn->state != CONN_CLOSING) {
         if (needs_credit && credits_left(&conn->credits) < 2) return;
         if (is_pump_over(&conn->posts)) return;
+        if (queue == &conn->posts.slot_queues[0] && !may_ask(conn)) return;
         struct pending_post *pending = TL_CONTAINER_OF(tl_list_pop_front(queue), struct pending_post, place);
         bool is_alone = tl_list_is_empty(queue);
         uint64_t before_bytes = *bytes_sent;
@@ -164,21 +180,6 @@ static void run_reads(struct tl_conn *conn, struct tl_list *queue)
         struct pending_post *pending = TL_CONTAINER_OF(tl_list_pop_front(queue), struct pending_post, place);
         if (pending->post(pending)) tl_list_push_back(queue, &pending->place);
     }
-}
-
-/* Whether REQUESTs may be posted now. A peer that has not said that it has taken the former lot is asked once; it does
- * not say so by itself while it has nothing to answer. */
-static bool may_ask(struct tl_conn *conn)
-{
-    struct conn_credits *credits = &conn->credits;
-    struct conn_asked *asked = &credits->asked;
-    if (asked->count < LOT_REQUESTS || tl_list_is_empty(&conn->posts.slot_queues[0])) return true;
-    if ((int32_t)(credits->peer_slots_returned - asked->former_slot) >= 0) {
-        *asked = (struct conn_asked){.former_slot = credits->peer_slots_used};
-        return true;
-    }
-    if (!asked->is_ping_wanted) credits->is_ping_wanted = credits->is_wanted = asked->is_ping_wanted = true;
-    return false;
 }
 
 static void maybe_post_credits(struct tl_conn *conn)
@@ -221,7 +222,7 @@ static void pump(struct tl_closure *closure)
         if (!tl_list_is_empty(&conn->requests.waiting)) has_more = requests_begin(conn);
         run_queue(conn, &posts->space_queue, false);
         /* Whatever uses a slot of the peer gives ours back. */
-        for (unsigned rank = may_ask(conn) ? 0 : 1; rank < POST_RANKS && conn->requests.unplaced_count == 0; rank++)
+        for (unsigned rank = 0; rank < POST_RANKS && conn->requests.unplaced_count == 0; rank++)
             run_queue(conn, &posts->slot_queues[rank], true);
         if (conn->requests.unplaced_count == 0) maybe_post_credits(conn);
         conn_post_batch(conn);
