@@ -26,10 +26,11 @@ void tl_loop_core_fini(struct tl_loop_core *core)
 unsigned tl_loop_core_fire_timers(struct tl_loop_core *core)
 {
     if (tl_timers_next_due_ns(&core->timers) == TL_TIME_NEVER) return 0;
-    return tl_timers_fire_due(&core->timers, tl_clock_now_ns());
+    tl_quota_renew(&core->quota);
+    return tl_timers_fire_due(&core->timers, tl_clock_now_ns(), &core->quota);
 }
 
-static bool run_those(struct tl_list *deferred)
+static bool run_those(struct tl_list *deferred, struct tl_quota *quota)
 {
     struct tl_list batch;
     tl_list_init(&batch);
@@ -38,6 +39,7 @@ static bool run_those(struct tl_list *deferred)
     struct tl_list *link;
     while ((link = tl_list_pop_front(&batch)) != NULL) {
         struct tl_closure *closure = TL_CONTAINER_OF(link, struct tl_closure, link);
+        tl_quota_renew(quota); /* each is of another object */
         closure->run(closure);
     }
     return was_any;
@@ -45,6 +47,6 @@ static bool run_those(struct tl_list *deferred)
 
 bool tl_loop_core_run_deferred(struct tl_loop_core *core)
 {
-    bool was_any = run_those(&core->deferred);
-    return run_those(&core->last) || was_any;
+    bool was_any = run_those(&core->deferred, &core->quota);
+    return run_those(&core->last, &core->quota) || was_any;
 }

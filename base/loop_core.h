@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "base/mailbox.h"
+#include "base/quota.h"
 #include "base/timer.h"
 
 struct tl_loop_core {
@@ -23,6 +24,7 @@ struct tl_loop_core {
     struct tl_timers timers;
     struct tl_list deferred; /* struct tl_closure */
     struct tl_list last;     /* the same: run when the deferred ones have run */
+    struct tl_quota quota;
 };
 
 void tl_loop_core_init(struct tl_loop_core *core);
@@ -41,10 +43,17 @@ static inline bool tl_loop_core_post_all(struct tl_loop_core *core, struct tl_li
     return tl_mailbox_post_all(&core->mailbox, closures);
 }
 
-/* Runs the closures that were posted before the call. Returns how many. */
+/* Runs closures that were posted before the call, as many as the quota allows. Returns how many. */
 static inline unsigned tl_loop_core_run_closures(struct tl_loop_core *core)
 {
-    return tl_mailbox_run(&core->mailbox);
+    tl_quota_renew(&core->quota);
+    return tl_mailbox_run(&core->mailbox, &core->quota);
+}
+
+/* Returns whether closures are left that the quota did not allow. */
+static inline bool tl_loop_core_has_left(const struct tl_loop_core *core)
+{
+    return tl_mailbox_has_taken(&core->mailbox);
 }
 
 /* Fires the timers that are due; reads the clock only if a timer is armed. Returns how many were fired. */
@@ -97,8 +106,8 @@ static inline int64_t tl_loop_core_sleep_until_ns(const struct tl_loop_core *cor
     return due_ns < deadline_ns ? due_ns : deadline_ns;
 }
 
-/* Announces a sleep, so that the next post asks its caller to wake the owner. Returns false when closures wait, posted
- * or deferred: the owner must not sleep then. */
+/* Announces a sleep, so that the next post asks its caller to wake the owner. Returns false when closures wait, posted,
+ * left or deferred: the owner must not sleep then. */
 static inline bool tl_loop_core_prepare_sleep(struct tl_loop_core *core)
 {
     return !tl_loop_core_has_deferred(core) && tl_mailbox_prepare_sleep(&core->mailbox);

@@ -13,12 +13,13 @@ void tl_mailbox_init(struct tl_mailbox *mailbox)
 {
     TL_CHECK(pthread_mutex_init(&mailbox->mutex, NULL) == 0);
     tl_list_init(&mailbox->closures);
+    tl_list_init(&mailbox->taken);
     mailbox->is_owner_asleep = false;
 }
 
 void tl_mailbox_fini(struct tl_mailbox *mailbox)
 {
-    TL_CHECK(tl_list_is_empty(&mailbox->closures));
+    TL_CHECK(tl_list_is_empty(&mailbox->closures) && tl_list_is_empty(&mailbox->taken));
     TL_CHECK(pthread_mutex_destroy(&mailbox->mutex) == 0);
 }
 
@@ -43,17 +44,17 @@ bool tl_mailbox_post_all(struct tl_mailbox *mailbox, struct tl_list *closures)
     return must_wake;
 }
 
-unsigned tl_mailbox_run(struct tl_mailbox *mailbox)
+unsigned tl_mailbox_run(struct tl_mailbox *mailbox, struct tl_quota *quota)
 {
-    struct tl_list closures;
     unsigned count = 0;
-    tl_list_init(&closures);
     TL_CHECK(pthread_mutex_lock(&mailbox->mutex) == 0);
-    tl_list_splice_back(&closures, &mailbox->closures);
+    tl_list_splice_back(&mailbox->taken, &mailbox->closures);
     TL_CHECK(pthread_mutex_unlock(&mailbox->mutex) == 0);
-    for (struct tl_list *link; (link = tl_list_pop_front(&closures)); count++) {
-        struct tl_closure *closure = TL_CONTAINER_OF(link, struct tl_closure, link);
+    for (; tl_mailbox_has_taken(mailbox) && tl_quota_left(quota) > 0; count++) {
+        struct tl_closure *closure = TL_CONTAINER_OF(tl_list_pop_front(&mailbox->taken), struct tl_closure, link);
+        uint32_t used = quota->used;
         closure->run(closure);
+        if (quota->used == used) tl_quota_use(quota, 1); /* it has counted nothing itself */
     }
     return count;
 }
@@ -61,7 +62,7 @@ unsigned tl_mailbox_run(struct tl_mailbox *mailbox)
 bool tl_mailbox_prepare_sleep(struct tl_mailbox *mailbox)
 {
     TL_CHECK(pthread_mutex_lock(&mailbox->mutex) == 0);
-    bool may_sleep = tl_list_is_empty(&mailbox->closures);
+    bool may_sleep = tl_list_is_empty(&mailbox->closures) && !tl_mailbox_has_taken(mailbox);
     mailbox->is_owner_asleep = may_sleep;
     TL_CHECK(pthread_mutex_unlock(&mailbox->mutex) == 0);
     return may_sleep;

@@ -96,15 +96,17 @@ void tl_timers_remove(struct tl_timers *timers, struct tl_timer *timer)
     sift_down(timers, last);
 }
 
-unsigned tl_timers_fire_due(struct tl_timers *timers, int64_t now_ns)
+unsigned tl_timers_fire_due(struct tl_timers *timers, int64_t now_ns, struct tl_quota *quota)
 {
     unsigned fired = 0;
     /* The number of timers ends the loop when one arms itself again for a time that has already come. */
-    for (size_t left = tl_min_u64(timers->count, TL_MAX_FIRED); left > 0 && timers->count > 0; left--) {
+    for (size_t left = timers->count; left > 0 && timers->count > 0; left--) {
         struct tl_timer *timer = timers->heap[0];
-        if (timer->due_ns > now_ns) break;
+        uint32_t used = quota->used;
+        if (timer->due_ns > now_ns || tl_quota_left(quota) == 0) break;
         tl_timers_disarm(timers, timer);
         timer->fire(timer);
+        if (quota->used == used) tl_quota_use(quota, 1); /* it has counted nothing itself */
         fired++;
     }
     return fired;

@@ -9,6 +9,8 @@
 
 #include <tensorlane/status.h>
 
+#include "base/quota.h"
+
 struct tl_timer {
     int64_t due_ns;                       /* monotonic */
     size_t heap_place;                    /* 1-based index in the heap, 0: not armed */
@@ -39,12 +41,10 @@ static inline void tl_timers_disarm(struct tl_timers *timers, struct tl_timer *t
     if (timer->heap_place != 0) tl_timers_remove(timers, timer);
 }
 
-/* No more timers fire in one call, so that the owner looks at other things between them. */
-#define TL_MAX_FIRED 512
-
-/* Fires the timers due at now_ns, earliest first; returns how many. Timers may be armed and disarmed from fire; one
- * that is armed there for a time that has come may have to wait for the next call, as do those beyond TL_MAX_FIRED. */
-unsigned tl_timers_fire_due(struct tl_timers *timers, int64_t now_ns);
+/* Fires the timers due at now_ns, earliest first, as long as some of the quota is left; each uses at least 1 of it.
+ * Returns how many. Timers may be armed and disarmed from fire; one that is armed there for a time that has come may
+ * have to wait for the next call. */
+unsigned tl_timers_fire_due(struct tl_timers *timers, int64_t now_ns, struct tl_quota *quota);
 
 /* Returns when the next timer is due; TL_TIME_NEVER when none is armed. */
 int64_t tl_timers_next_due_ns(const struct tl_timers *timers);

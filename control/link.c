@@ -154,7 +154,7 @@ static void link_free(struct tl_link *link)
 {
     tl_list_remove(&link->control_link);
     tl_list_remove(&link->asking_link);
-    if (link->held_frame != NULL) grpc_byte_buffer_destroy(link->held_frame);
+    if (link->held.frame != NULL) grpc_byte_buffer_destroy(link->held.frame);
     if (link->is_flush_deferred) tl_list_remove(&link->flush_closure.link);
     tl_list_remove(&link->round_closure.link);
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->handshake_timer);
@@ -224,16 +224,16 @@ static void stream_sent(struct tl_stream *stream)
 
 void link_read_on(struct tl_link *link)
 {
-    if (!link->answers.is_read_paused || link->held_frame != NULL) return;
+    if (!link->answers.is_read_paused || link->held.frame != NULL) return;
     if (link->landing_count > 0 || link_is_congested(link)) return;
     link->answers.is_read_paused = false;
     tl_stream_read(link->stream);
 }
 
-/* Whether the frame that was handled last is to be handled again, as a whole or from a request on. */
+/* Whether the frame that was handled last is to be handled again, as a whole or the rest of it. */
 static bool is_frame_open(const struct tl_link *link)
 {
-    return link->state == LINK_ASKING || link->handled_requests > 0;
+    return link->state == LINK_ASKING || link->held.is_begun;
 }
 
 static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
@@ -247,8 +247,8 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
         link_protocol_error(link, "a hello of %zu bytes", grpc_byte_buffer_length(message));
     }
     if (is_frame_open(link)) {
-        link->held_frame = message;
-        if (link->handled_requests > 0) tl_loop_defer(link->control->loop, &link->round_closure);
+        link->held.frame = message;
+        if (link->held.is_begun) tl_loop_defer(link->control->loop, &link->round_closure);
     } else {
         grpc_byte_buffer_destroy(message);
     }
@@ -258,14 +258,14 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
     if (link->answers.is_read_paused && link->state != LINK_ASKING) link_flush_later(link);
 }
 
-/* Others have had their turn: goes on with the requests of a frame, or drops it when the link is closing. */
+/* Others have had their turn: goes on with a frame, or drops it when the link is closing. */
 static void next_round(struct tl_closure *closure)
 {
     struct tl_link *link = TL_CONTAINER_OF(closure, struct tl_link, round_closure);
-    grpc_byte_buffer *frame = link->held_frame;
-    link->held_frame = NULL;
+    grpc_byte_buffer *frame = link->held.frame;
+    link->held.frame = NULL;
     link->answers.is_read_paused = false;
-    if (link->state == LINK_CLOSING) link->handled_requests = 0;
+    if (link->state == LINK_CLOSING) link->held.is_begun = false;
     stream_message(link->stream, frame);
 }
 
@@ -277,8 +277,8 @@ void tl_links_ask_again(struct tl_control *control)
     tl_list_splice_back(&asking, &control->asking_links);
     while ((place = tl_list_pop_front(&asking)) != NULL) {
         struct tl_link *link = TL_CONTAINER_OF(place, struct tl_link, asking_link);
-        grpc_byte_buffer *frame = link->held_frame;
-        link->held_frame = NULL;
+        grpc_byte_buffer *frame = link->held.frame;
+        link->held.frame = NULL;
         link->state = LINK_HANDSHAKE;
         stream_message(link->stream, frame);
     }

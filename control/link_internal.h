@@ -28,7 +28,7 @@ enum link_state {
     LINK_SEARCHING, /* ours: has no stream yet; waits for the address of the peer's host */
     LINK_DIALLING,  /* ours: waits for the TLS handshake */
     LINK_HANDSHAKE, /* waits for the peer's Hello; woken by the stream or the handshake timer */
-    LINK_ASKING,    /* has the peer's first frame in held_frame; waits until it is known whether the peer may be who it
+    LINK_ASKING,    /* has the peer's first frame in held.frame; waits until it is known whether the peer may be who it
                        says it is; woken by tl_control_ask_again or the handshake timer */
     LINK_UP,        /* carries requests */
     LINK_DRAINING,  /* refuses new requests; waits for fetches and serves to end */
@@ -87,6 +87,13 @@ struct link_keys {
     struct tl_share *share;     /* what a client's keys are charged to; NULL: nothing */
 };
 
+/* A frame that was not handled yet, while ASKING, or not to its end. */
+struct link_held_frame {
+    grpc_byte_buffer *frame; /* NULL: none */
+    bool is_begun;           /* a part of it was handled; others have their turn now */
+    size_t handled_requests; /* so many of its requests */
+};
+
 struct tl_link {
     struct tl_control *control;
     struct tl_list control_link; /* in control->links */
@@ -100,10 +107,9 @@ struct tl_link {
     enum link_state state;
     struct tl_identity peer;
     char expected_name[TL_MAX_NAME_BYTES];
-    struct tl_list asking_link;      /* in control->asking_links while ASKING */
-    grpc_byte_buffer *held_frame;    /* not handled yet, while ASKING, or not to its end; NULL: none */
-    size_t handled_requests;         /* so many requests of held_frame were handled; others have their turn now */
-    struct tl_closure round_closure; /* goes on with held_frame */
+    struct tl_list asking_link; /* in control->asking_links while ASKING */
+    struct link_held_frame held;
+    struct tl_closure round_closure; /* goes on with the frame that is held */
     struct tl_timer handshake_timer;
     struct tl_error close_reason; /* code TL_OK: none was given, the stream's status is the reason */
     bool has_close_reason;
@@ -178,9 +184,9 @@ void link_keys_offer(struct tl_link *link);
 /* The peer's Hello has come: whether records travel packed, and how many keys the peer keeps. */
 void link_keys_agree(struct tl_link *link, const Tensorlane__V1__Hello *hello);
 void link_keys_fini(struct tl_link *link);
-/* Starts the requests of a frame, in both forms, from link->handled_requests on; sets that to 0 when all were started,
- * and to where to go on when the link has had its turn. */
-void link_requests_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame);
+/* Starts the requests of a frame, in both forms, from link->held.handled_requests on, as many as the loop's quota
+ * allows. Returns whether all were started; false as well when the link is closing. */
+bool link_requests_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame);
 
 /* link_window.c */
 /* target: where the peer is. Before our handshake is made. */
@@ -201,8 +207,6 @@ void link_window_reported(struct tl_link *link, uint64_t taken_bytes);
 /* link_unsent.c */
 /* Requests in one frame. Ours have fewer. */
 #define LINK_MAX_REQUESTS 1024
-/* So many requests are handled before other links have their turn. */
-#define LINK_ROUND_REQUESTS 512
 /* True when so many answers wait for the peer, which has opened the link, that it must not be read. */
 bool link_is_congested(struct tl_link *link);
 /* Gives back what the link may keep waiting and does not need. */

@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/copy.h"
 #include "base/error.h"
+#include "control/link_frame.h"
 #include "control/link_serves.h"
 #include "control/packed.h"
 
@@ -292,6 +293,7 @@ static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *
 
 /* ------------------------------------------------------------------------------------------------------ frames -- */
 
+/* All at once: what was received must not be lost with the link. */
 static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
     link_window_reported(link, frame->taken_bytes);
@@ -300,6 +302,7 @@ static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Fr
         link_serve_received(link, frame->received[i]);
     for (size_t i = 0; i < frame->n_cancels; i++)
         link_serve_cancel(link, frame->cancels[i]);
+    tl_quota_use(tl_loop_quota(link->control->loop), (uint32_t)(frame->n_received + frame->n_cancels));
 }
 
 /* Returns how many chunks there were. */
@@ -348,14 +351,26 @@ static bool handle_front(struct tl_link *link, const Tensorlane__V1__Frame *fram
     return link->state != LINK_CLOSING;
 }
 
-/* *ret_chunk_count is how many chunks there were. */
+/* Whether the failures and chunks of a frame may be handled before others have their turn. How many packed chunks there
+ * are is not known before. */
+static bool has_quota_for_rest(const struct tl_link *link, const Tensorlane__V1__Frame *frame)
+{
+    size_t most = frame->n_failures + frame->n_chunks + (frame->packed_chunks.len > 0 ? LINK_FRAME_CHUNKS : 0);
+    uint32_t left = tl_quota_left(tl_loop_quota(link->control->loop));
+    return most <= left || left == TL_QUOTA;
+}
+
+/* Handles a frame, or a part of it: then link->held.is_begun, and the rest follows when others had their turn.
+ * *ret_chunk_count is how many chunks there were. */
 static void handle_frame(struct tl_link *link, const Tensorlane__V1__Frame *frame, struct tl_wire_data *data,
                          size_t *ret_chunk_count)
 {
     *ret_chunk_count = frame->n_chunks;
-    if (link->handled_requests == 0 && !handle_front(link, frame)) return;
-    link_requests_handle(link, frame);
-    if (link->handled_requests > 0) return;
+    if (!link->held.is_begun && !handle_front(link, frame)) return;
+    link->held.is_begun = true;
+    if (!link_requests_handle(link, frame) || !has_quota_for_rest(link, frame)) return;
+    link->held.is_begun = false;
+    link->held.handled_requests = 0;
     for (size_t i = 0; i < frame->n_failures && link->state != LINK_CLOSING; i++) {
         handle_failure(link, frame->failures[i]);
     }
@@ -363,6 +378,7 @@ static void handle_frame(struct tl_link *link, const Tensorlane__V1__Frame *fram
         handle_chunk(link, frame->chunks[i], data);
     }
     *ret_chunk_count += handle_packed_chunks(link, &frame->packed_chunks, data);
+    tl_quota_use(tl_loop_quota(link->control->loop), (uint32_t)(*ret_chunk_count + frame->n_failures));
     if (link->state != LINK_CLOSING && data->left_bytes > 0) {
         link_protocol_error(link, "%llu bytes that belong to no chunk", (unsigned long long)data->left_bytes);
     }
@@ -384,8 +400,11 @@ void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer)
     uint64_t data_bytes = data.left_bytes;
     size_t chunk_count;
     handle_frame(link, (const Tensorlane__V1__Frame *)message, &data, &chunk_count);
-    if (link->state == LINK_CLOSING) link->handled_requests = 0;
-    if (link->state == LINK_ASKING || link->handled_requests > 0) {
+    if (link->state == LINK_CLOSING) {
+        link->held.is_begun = false;
+        link->held.handled_requests = 0;
+    }
+    if (link->state == LINK_ASKING || link->held.is_begun) {
         link->control->stats.frames_received--; /* it comes again */
     } else {
         link_window_took(link, data_bytes);

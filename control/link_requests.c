@@ -150,6 +150,7 @@ static bool has_too_many(struct tl_link *link, size_t count)
 static void handle_plain(struct tl_link *link, const Tensorlane__V1__Frame *frame, size_t begin, size_t end)
 {
     for (size_t i = begin; i < frame->n_requests && i < end && link->state != LINK_CLOSING; i++) {
+        link->held.handled_requests = i + 1;
         struct tl_error error;
         const char *text = frame->requests[i]->key;
         if (tl_wire_text(text, 1, TL_MAX_KEY_BYTES, "key", &error) != TL_OK) {
@@ -192,7 +193,8 @@ static bool read_request(struct tl_link *link, struct tl_unpacker *unpacker, Ten
 }
 
 /* Records in front of `begin` are read again for the differences of those behind them. */
-static void handle_packed(struct tl_link *link, const Tensorlane__V1__Frame *frame, size_t begin, size_t end)
+/* Returns whether all were handled. */
+static bool handle_packed(struct tl_link *link, const Tensorlane__V1__Frame *frame, size_t begin, size_t end)
 {
     struct tl_unpacker unpacker = tl_unpacker_begin(&frame->packed_requests);
     struct read_requests read;
@@ -200,26 +202,25 @@ static void handle_packed(struct tl_link *link, const Tensorlane__V1__Frame *fra
     read.count = 0;
     for (; !tl_unpacker_is_at_end(&unpacker) && i < end && link->state != LINK_CLOSING; i++) {
         struct tl_packed_key key;
-        if (has_too_many(link, i + 1) || !read_request(link, &unpacker, &read.requests[read.count], &key)) return;
+        if (has_too_many(link, i + 1) || !read_request(link, &unpacker, &read.requests[read.count], &key)) return false;
         if (i < begin) continue;
-        if (!find_key(link, &key, &read.keys[read.count])) return;
+        if (!find_key(link, &key, &read.keys[read.count])) return false;
         if (++read.count == READ_REQUESTS) start_read(link, &read);
     }
     start_read(link, &read);
-    if (!tl_unpacker_is_at_end(&unpacker) && link->state != LINK_CLOSING) link->handled_requests = end;
+    link->held.handled_requests = i;
+    return tl_unpacker_is_at_end(&unpacker) && link->state != LINK_CLOSING;
 }
 
-void link_requests_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame)
+bool link_requests_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
-    size_t begin = link->handled_requests;
-    size_t end = begin + LINK_ROUND_REQUESTS;
-    link->handled_requests = 0;
-    if (has_too_many(link, frame->n_requests)) return;
+    struct tl_quota *quota = tl_loop_quota(link->control->loop);
+    size_t begin = link->held.handled_requests;
+    size_t end = begin + tl_quota_left(quota);
+    if (has_too_many(link, frame->n_requests)) return false;
     handle_plain(link, frame, begin, end);
-    if (link->state == LINK_CLOSING) return;
-    if (frame->n_requests > end) {
-        link->handled_requests = end;
-    } else {
-        handle_packed(link, frame, begin, end);
-    }
+    if (link->state == LINK_CLOSING) return false;
+    bool is_over = frame->n_requests <= end && handle_packed(link, frame, begin, end);
+    tl_quota_use(quota, (uint32_t)(link->held.handled_requests - begin));
+    return is_over;
 }

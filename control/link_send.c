@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "control/link_frame.h"
 
-#define MAX_NUMBERS 1024
+#define MAX_NUMBERS TL_QUOTA
 
 struct tl_frame_builder *tl_frame_builder_create(void)
 {
@@ -133,7 +133,7 @@ static void begin_frame(struct tl_link *link, struct tl_frame_builder *builder)
     frame->chunks = builder->chunk_pointers;
     frame->cancels = (uint64_t *)tl_numbers_items(&link->cancels);
     frame->n_cancels = tl_min_u64(link->cancels.count, MAX_NUMBERS);
-    frame->n_received = tl_min_u64(link->received.count - link->framed_count, MAX_NUMBERS);
+    frame->n_received = tl_min_u64(link->received.count - link->framed_count, MAX_NUMBERS - frame->n_cancels);
     if (frame->n_received > 0) frame->received = (uint64_t *)tl_numbers_items(&link->received) + link->framed_count;
     frame->taken_bytes = link_window_update(link);
     frame->connections = builder->connection_messages;

@@ -184,6 +184,11 @@ struct tl_timers *tl_loop_timers(struct tl_loop *loop)
     return &loop->core.timers;
 }
 
+struct tl_quota *tl_loop_quota(struct tl_loop *loop)
+{
+    return &loop->core.quota;
+}
+
 void tl_loop_wake(struct tl_loop *loop)
 {
     grpc_call_error error = grpc_call_start_batch(loop->wake_call, NULL, 0, &loop->wake_tag, NULL);
@@ -243,6 +248,7 @@ static unsigned handle_events(struct tl_loop *loop, int64_t deadline_ns)
         struct tl_tag *tag = event.tag;
         TL_CHECK(tag->magic == TL_TAG_MAGIC);
         loop->has_heard |= tag != &loop->wake_tag;
+        tl_quota_renew(&loop->core.quota); /* each event is of another stream or call */
         tag->complete(tag, event.success != 0);
         count++;
     }

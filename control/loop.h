@@ -68,5 +68,8 @@ void tl_loop_get_pulse(const struct tl_loop *loop, struct tl_loop_pulse *ret_pul
 
 /* Returns the timers of the loop, valid as long as the loop. */
 struct tl_timers *tl_loop_timers(struct tl_loop *loop);
+/* Returns what is handled at a time, valid as long as the loop. It is renewed before each event of gRPC, and where
+ * closures, timers and deferred closures are run. */
+struct tl_quota *tl_loop_quota(struct tl_loop *loop);
 
 #endif

@@ -31,6 +31,8 @@
 
 #include <tensorlane/status.h>
 
+#include "base/quota.h"
+
 struct tl_device_allocation;
 struct tl_device_memory;
 struct tl_provider;
@@ -45,6 +47,8 @@ extern const char tl_outside_refused[];
 #define TL_PAIR_ADDRESS_MAX_BYTES 192
 /* A slot of this size holds any control message, or several. */
 #define TL_SLOT_BYTES 8192
+/* The most messages in one slot. */
+#define TL_SLOT_MESSAGES 64
 
 /* Names memory that a peer may write, or may read. It travels inside control messages. */
 struct tl_descriptor {
@@ -67,14 +71,16 @@ struct tl_work {
     struct tl_work *next; /* another object that waits for the same operation; NULL: none */
 };
 
-/* Called by a provider when the operation is over. work NULL: nothing waits for it. */
-static inline void tl_work_done(struct tl_work *work, enum tl_status status)
+/* Called by a provider when the operation is over. work NULL: nothing waits for it. Returns how many objects did. */
+static inline uint32_t tl_work_done(struct tl_work *work, enum tl_status status)
 {
-    while (work != NULL) {
+    uint32_t count = 0;
+    for (; work != NULL; count++) {
         struct tl_work *next = work->next;
         work->done(work, status);
         work = next;
     }
+    return count;
 }
 
 /* Memory of this process that one peer may write, or may read, from expose until revoke is done. Embedded in the
@@ -158,7 +164,7 @@ struct tl_provider_ops {
      * Blocks. Errors: those of opening. */
     enum tl_status (*reopen)(const struct tl_provider *provider, struct tl_provider **ret_provider,
                              struct tl_error *ret_error);
-    /* Handles events, at most a batch of them. Returns how many there were. */
+    /* Handles events, of each queue pair as many as the quota allows. Returns how many there were. */
     unsigned (*poll)(struct tl_provider *provider);
     /* Makes `fd` readable once, as soon as there is something to poll. Returns false when there is already: poll again.
      */
@@ -292,6 +298,8 @@ struct tl_provider {
                                  has failed. Never freed (base/reason.h) */
     struct tl_error failure;  /* code TL_OK: it works; else it is broken for good, with the reason and the remedy. Owned
                                  by the reactor */
+    struct tl_quota quota; /* for the messages, works and requests of one queue pair, in a poll and in what is deferred
+                              for it. Messages and requests are counted by the owner of the queue pair */
 };
 
 /* The first member of every provider's own struct. */

@@ -33,6 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -111,6 +112,7 @@ void tl_reactor_get_stats(const struct tl_reactor *reactor, struct tl_reactor_st
         .rounds = atomic_load_explicit(&reactor->rounds, memory_order_relaxed),
         .sleeps = atomic_load_explicit(&reactor->sleeps, memory_order_relaxed),
         .events = atomic_load_explicit(&reactor->events, memory_order_relaxed),
+        .most_members = tl_max_u64(tl_quota_most(&reactor->core.quota), tl_quota_most(&reactor->provider->quota)),
     };
 }
 
@@ -133,6 +135,8 @@ static unsigned run_closures(struct tl_reactor *reactor)
 {
     unsigned attention = atomic_exchange_explicit(&reactor->attention, 0, memory_order_acquire);
     unsigned done_count = tl_loop_core_run_closures(&reactor->core);
+    if (tl_loop_core_has_left(&reactor->core))
+        atomic_fetch_or_explicit(&reactor->attention, ATTENTION_CLOSURES, memory_order_relaxed);
     if (attention & ATTENTION_WAKE) {
         drain(reactor->wake_fd);
         done_count++;
@@ -143,7 +147,7 @@ static unsigned run_closures(struct tl_reactor *reactor)
 static unsigned run_timers(struct tl_reactor *reactor)
 {
     unsigned fired = tl_loop_core_fire_timers(&reactor->core);
-    reactor->rounds_to_clock = fired == TL_MAX_FIRED ? 1 : POLLS_PER_CLOCK; /* more may be due */
+    reactor->rounds_to_clock = tl_quota_left(&reactor->core.quota) == 0 ? 1 : POLLS_PER_CLOCK; /* more may be due */
     return fired;
 }
 

@@ -26,7 +26,8 @@ struct tl_reactor_options {
 struct tl_reactor_stats {
     uint64_t rounds;
     uint64_t sleeps;
-    uint64_t events; /* that the provider has reported */
+    uint64_t events;       /* that the provider has reported */
+    uint64_t most_members; /* the most that were handled before others had their turn (base/quota.h) */
 };
 
 /* Creates a reactor over a provider, which stays the caller's and must outlive it. Errors: TL_RESOURCE_EXHAUSTED: no

@@ -55,7 +55,7 @@ static enum tl_status count_transports(struct tl_worker *worker, struct tl_descr
         {"data_pool_waits", memory.pool_waits},           {"data_pool_waiting", memory.pool_waiting},
         {"data_registrations", memory.registrations},     {"data_registered_bytes", memory.cached_bytes},
         {"data_registrations_evicted", memory.evictions}, {"data_reactor_rounds", reactor.rounds},
-        {"data_reactor_sleeps", reactor.sleeps},
+        {"data_reactor_sleeps", reactor.sleeps},          {"data_most_members", reactor.most_members},
     };
     return add_counters(description, values, TL_ARRAY_COUNT(values), ret_error);
 }
@@ -85,6 +85,7 @@ static enum tl_status describe_counters(struct tl_worker *worker, struct tl_desc
         {"published_tensors", stats.published_tensors},
         {"published_bytes", stats.published_bytes},
         {"open_operations", stats.open_operations},
+        {"most_members", tl_quota_most(tl_loop_quota(worker->loop))},
         {"calls_refused", tl_permissions_refused(worker->members.permissions)},
     };
     enum tl_status status = add_counters(description, values, TL_ARRAY_COUNT(values), ret_error);

@@ -14,8 +14,13 @@
 static void run_command(struct tl_closure *closure)
 {
     struct tl_command *command = TL_CONTAINER_OF(closure, struct tl_command, closure);
+    command->is_unfinished = false;
     command->run(command);
-    tl_wait_done(&command->wait);
+    if (command->is_unfinished) {
+        tl_loop_post(command->worker->loop, closure);
+    } else {
+        tl_wait_done(&command->wait);
+    }
 }
 
 void tl_worker_run_inside(struct tl_worker *worker, struct tl_command *command, void (*run)(struct tl_command *command))
@@ -121,29 +126,62 @@ enum tl_status tl_worker_stats(struct tl_worker *worker, struct tl_worker_stats 
 
 /* ------------------------------------------------------------------------------------------------------- steps -- */
 
+/* What is done one after the other. An abort begins with the values, so that no more come. */
+enum step_phase { STEP_FIRST, STEP_SECOND, STEP_RECEIVES, STEP_DELIVERIES, STEP_OVER };
+
 struct step_command {
     struct tl_command command;
     uint64_t step;
-    struct tl_error status; /* why the step is aborted; TL_OK: it ends */
+    enum step_phase phase;
+    bool is_abort;
+    struct tl_error status; /* why its operations end */
     uint64_t dropped_count;
 };
 
+static bool end_values(struct step_command *step)
+{
+    struct tl_worker *worker = step->command.worker;
+    struct tl_quota *quota = tl_loop_quota(worker->loop);
+    if (step->is_abort) return tl_rendezvous_abort_step(worker->table, step->step, &step->status, quota);
+    return tl_rendezvous_end_step(worker->table, step->step, quota, &step->dropped_count);
+}
+
+static bool end_unstarted(struct step_command *step)
+{
+    struct tl_worker *worker = step->command.worker;
+    uint64_t send_count = 0;
+    bool is_over = tl_ops_end_unstarted(worker, step->step, &step->status, &send_count);
+    if (!step->is_abort) worker->operations.sends_dropped += send_count;
+    step->dropped_count += send_count;
+    return is_over;
+}
+
+/* Goes on with a phase as far as the quota allows. Returns whether it is over. */
+static bool run_phase(struct step_command *step)
+{
+    switch (step->phase) {
+    case STEP_FIRST:
+        return step->is_abort ? end_values(step) : end_unstarted(step);
+    case STEP_SECOND:
+        return step->is_abort ? end_unstarted(step) : end_values(step);
+    default:
+        /* The value of a delivery that ends is offered to the next receive, which must have ended before. */
+        return tl_ops_fail_step(step->command.worker, step->step, step->phase == STEP_DELIVERIES, &step->status);
+    }
+}
+
+/* One end or abort is carried out after the other. */
 static void run_step(struct tl_command *command)
 {
     struct step_command *step = TL_CONTAINER_OF(command, struct step_command, command);
-    struct tl_worker *worker = command->worker;
-    if (step->status.code != TL_OK) {
-        tl_rendezvous_abort_step(worker->table, step->step, &step->status);
-        (void)tl_ops_end_unstarted(worker, step->step, &step->status);
-        tl_ops_fail_receives(worker, &step->step, &step->status);
-        return;
-    }
-    struct tl_error ended;
-    tl_error_set(&ended, TL_CANCELLED, "step %" PRIu64 " has ended", step->step);
-    uint64_t unsent_count = tl_ops_end_unstarted(worker, step->step, &ended);
-    worker->operations.sends_dropped += unsent_count;
-    step->dropped_count = tl_rendezvous_end_step(worker->table, step->step) + unsent_count;
-    tl_ops_fail_receives(worker, &step->step, &ended);
+    struct worker_operations *operations = &command->worker->operations;
+    command->is_unfinished = true;
+    if (operations->ending_step != NULL && operations->ending_step != command) return;
+    operations->ending_step = command;
+    while (run_phase(step))
+        if (++step->phase == STEP_OVER) break;
+    command->is_unfinished = step->phase < STEP_OVER;
+    if (!command->is_unfinished) operations->ending_step = NULL;
 }
 
 enum tl_status tl_worker_abort_step(struct tl_worker *worker, uint64_t step, enum tl_status status, const char *message,
@@ -159,7 +197,7 @@ enum tl_status tl_worker_abort_step(struct tl_worker *worker, uint64_t step, enu
                             "the message of an aborted step is UTF-8 of at most %d bytes; this one is not",
                             TL_ERROR_MESSAGE_BYTES - 1);
     }
-    struct step_command abort_step = {.step = step};
+    struct step_command abort_step = {.step = step, .is_abort = true};
     tl_error_set(&abort_step.status, status, "%s", message != NULL ? message : "");
     tl_worker_run(worker, &abort_step.command, run_step);
     return TL_OK;
@@ -170,6 +208,7 @@ enum tl_status tl_worker_end_step(struct tl_worker *worker, uint64_t step, uint6
 {
     (void)ret_error;
     struct step_command end_step = {.step = step};
+    tl_error_set(&end_step.status, TL_CANCELLED, "step %" PRIu64 " has ended", step);
     tl_worker_run(worker, &end_step.command, run_step);
     if (ret_dropped_count != NULL) *ret_dropped_count = end_step.dropped_count;
     return TL_OK;

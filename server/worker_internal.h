@@ -93,6 +93,8 @@ struct worker_operations {
     struct tl_peer_op *peer_ops;           /* all that have not completed, by id (peer_operation.c) */
     struct tl_op_step *steps;              /* the receives among them, by step */
     uint64_t step_visits;                  /* number of operations that ends and aborts of steps have looked at */
+    struct tl_command *ending_step;        /* the end or abort of a step that is under way; NULL: none is */
+    uint64_t scan_count;                   /* how often all members were looked at that have not begun */
     uint64_t next_op;                      /* id of the latest operation; any thread, atomic */
     uint64_t open_ops;      /* number of operations that were submitted and are not completed; any thread, atomic */
     uint64_t next_request;  /* number of the latest request to a peer */
@@ -156,6 +158,7 @@ struct tl_command {
     struct tl_worker *worker;
     struct tl_wait wait;
     void (*run)(struct tl_command *command);
+    bool is_unfinished; /* it runs once more, when others had their turn; set by run */
 };
 
 /* Runs command->run on the loop's owner and waits for it. Thread: any but the owner's. */
@@ -307,8 +310,11 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
 
 /* -------------------------------------------------------------------------------------------------- operations -- */
 
-/* Ends every open operation that receives from a peer, or with `step` only those of that step. */
-void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const struct tl_error *status);
+/* Ends every open operation that receives from a peer. */
+void tl_ops_fail_receives(struct tl_worker *worker, const struct tl_error *status);
+/* Ends the open receives of a step, those that are being delivered or those that are not, as many as the loop's quota
+ * allows. Returns false when others are left: call again. */
+bool tl_ops_fail_step(struct tl_worker *worker, uint64_t step, bool is_delivering, const struct tl_error *status);
 /* Ends every open operation that receives from this peer. */
 void tl_ops_fail_receives_from(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
 /* Ends the subscriptions from this peer (NULL: all). */
@@ -317,8 +323,10 @@ void tl_subscriptions_end(struct tl_worker *worker, const struct tl_peer *peer, 
 void tl_put_fetches_go_on(struct tl_worker *worker);
 /* Ends the operations at this peer, such as tl_put (NULL: at all). */
 void tl_peer_ops_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
-/* Ends the members of groups that belong to the step and have not begun. Returns how many of them are sends. */
-uint64_t tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const struct tl_error *status);
+/* Ends the members of groups that belong to the step and have not begun; looks at as many as the loop's quota allows.
+ * Adds to *send_count how many of them are sends. Returns false when others are left: call again, before the same is
+ * done for another step. */
+bool tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const struct tl_error *status, uint64_t *send_count);
 /* Forgets the sends whose memory is held only by receivers in this worker, which keep it after the worker was
  * closed. */
 void tl_ops_forget_borrows(struct tl_worker *worker);

@@ -440,7 +440,7 @@ static void begin_stop(struct tl_worker *worker, int64_t deadline_ns)
     worker->closing.is_closing = true;
     worker->closing.stop_deadline_ns = deadline_ns;
     tl_peers_stop(worker);
-    tl_ops_fail_receives(worker, NULL, &closed);
+    tl_ops_fail_receives(worker, &closed);
     tl_subscriptions_end(worker, NULL, &closed);
     tl_peer_ops_end(worker, NULL, &closed);
     tl_serving_close(&worker->serving);

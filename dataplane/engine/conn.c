@@ -321,7 +321,12 @@ static void pair_message(void *owner, const void *data, uint32_t len_bytes)
         conn_prefetch_requests(conn, &batch);
         requests_prefetch(conn, &batch);
     }
+    uint32_t count = 0;
     while (status == TL_OK && tl_batch_next(&batch, &bytes, &message_bytes)) {
+        if (++count > TL_SLOT_MESSAGES) {
+            conn_protocol_error(conn, "more than %d messages in one slot", TL_SLOT_MESSAGES);
+            break;
+        }
         engine->stats.messages_received++;
         engine->incoming.bytes = (const uint8_t *)data + (bytes - copy);
         engine->incoming.len_bytes = message_bytes;
@@ -333,12 +338,14 @@ static void pair_message(void *owner, const void *data, uint32_t len_bytes)
         }
     }
     if (status != TL_OK) conn_protocol_error(conn, "%s", error.message);
+    tl_quota_use(&engine->provider->quota, count);
 }
 
 static void pair_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
 {
     struct tl_conn *conn = owner;
     slot_used(conn);
+    tl_quota_use(&conn->engine->provider->quota, 1);
     if (immediate == TL_IMMEDIATE_PROBE) {
         if (conn->state != CONN_CLOSING) handshake_probe(conn);
         return;

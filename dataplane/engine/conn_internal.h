@@ -37,10 +37,6 @@
 #include "dataplane/engine/message.h"
 #include "tensor/device.h"
 
-/* The most messages of one batch. A peer remembers for so many in each of its slots that they were answers
- * (UNCONFIRMED_ROUNDS). */
-#define BATCH_MESSAGES 64
-
 /* The owner learns from its card, or from the peer's ring, that an answer has arrived. What has filled our slots once
  * may all be unknown to it, and as much again while the word of that is on its way. */
 #define UNCONFIRMED_ROUNDS 2

@@ -36,8 +36,8 @@
 #define PASSING_BYTES (128 * 1024)
 /* So many REQUESTs are a lot (struct conn_asked). */
 #define LOT_REQUESTS 1024
-/* So many bytes of a long pump, or BATCH_MESSAGES, leave with a doorbell of their own, and the peer works on them while
- * the rest is composed. */
+/* So many bytes of a long pump, or TL_SLOT_MESSAGES, leave with a doorbell of their own, and the peer works on them
+ * while the rest is composed. */
 #define EARLY_BYTES (64 * 1024)
 
 /* ------------------------------------------------------------------------------------------------------ queues -- */
@@ -122,7 +122,7 @@ static void ring_doorbell(struct tl_conn *conn)
 /* A batch is left open behind large values, of which only so many pass it. */
 static void maybe_send_early(struct tl_conn *conn)
 {
-    bool has_many = conn->posts.unsent_messages >= BATCH_MESSAGES;
+    bool has_many = conn->posts.unsent_messages >= TL_SLOT_MESSAGES;
     if (conn->state == CONN_CLOSING || (!has_many && conn->posts.unsent_bytes < EARLY_BYTES)) return;
     if (has_many) conn_post_batch(conn);
     ring_doorbell(conn);
@@ -213,6 +213,7 @@ static void pump(struct tl_closure *closure)
     struct tl_conn *conn = TL_CONTAINER_OF(closure, struct tl_conn, posts.pump_closure);
     struct conn_posts *posts = &conn->posts;
     bool has_more = false;
+    tl_quota_renew(&conn->engine->provider->quota);
     posts->response_budget_bytes = PUMP_BYTES;
     posts->values_budget_bytes = VALUES_BYTES;
     posts->completion_budget_bytes = PUMP_BYTES;

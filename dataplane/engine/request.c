@@ -29,8 +29,6 @@
 
 /* The requests of so many answers of a slot are fetched together. */
 #define PREFETCHED_ANSWERS 32
-/* No more requests begin in one round, so that other connections have their turn. */
-#define ROUND_REQUESTS 512
 
 /* ----------------------------------------------------------------------------------------------- from the peer -- */
 
@@ -466,8 +464,9 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
 
 bool requests_begin(struct tl_conn *conn)
 {
-    for (unsigned count = 0; !tl_list_is_empty(&conn->requests.waiting); count++) {
-        if (count == ROUND_REQUESTS) return true;
+    struct tl_quota *quota = &conn->engine->provider->quota;
+    for (; !tl_list_is_empty(&conn->requests.waiting); tl_quota_use(quota, 1)) {
+        if (tl_quota_left(quota) == 0) return true; /* others have their turn first */
         if (!conn_has_handle(conn)) requests_free_completed(conn);
         if (!conn_has_handle(conn)) return false; /* the next request that ends gives one */
         struct tl_fetch *fetch =
@@ -634,11 +633,13 @@ static bool end_fetch(struct request *request)
 
 void requests_complete_fetches(struct tl_conn *conn)
 {
+    struct tl_quota *quota = &conn->engine->provider->quota;
     struct tl_list *place;
     /* Each completion frees a handle, for which a fetch waits. */
     if (!tl_list_is_empty(&conn->requests.finished) && !tl_list_is_empty(&conn->requests.waiting))
         conn_pump_later(conn);
-    while ((place = tl_list_pop_front(&conn->requests.finished)) != NULL) {
+    while (tl_quota_left(quota) > 0 && (place = tl_list_pop_front(&conn->requests.finished)) != NULL) {
+        tl_quota_use(quota, 1);
         struct request *request = TL_CONTAINER_OF(place, struct request, pending.place);
         if (end_fetch(request)) continue;
         if (request->is_unplaced) {
@@ -649,7 +650,8 @@ void requests_complete_fetches(struct tl_conn *conn)
         conn_pump_later(conn);
         break;
     }
-    while ((place = tl_list_pop_front(&conn->requests.unrequested)) != NULL) {
+    while (tl_quota_left(quota) > 0 && (place = tl_list_pop_front(&conn->requests.unrequested)) != NULL) {
+        tl_quota_use(quota, 1);
         struct tl_fetch *fetch = TL_CONTAINER_OF(place, struct tl_fetch, transport_link);
         struct tl_error error;
         if (fetch->transport_state == &given_up) {
@@ -662,6 +664,8 @@ void requests_complete_fetches(struct tl_conn *conn)
         fetch->transport_state = NULL;
         fetch->ops->done(fetch, &error);
     }
+    if (!tl_list_is_empty(&conn->requests.finished) || !tl_list_is_empty(&conn->requests.unrequested))
+        conn_pump_later(conn);
 }
 
 void requests_break(struct tl_conn *conn)

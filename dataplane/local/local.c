@@ -161,6 +161,7 @@ static unsigned poll_pair(struct local_pair *pair)
     unsigned events = 0;
     if (pair->state < LOCAL_ENDING && local_pair_is_reading(pair)) events += local_pair_ask_helpers(pair);
     if (pair->state == LOCAL_CONNECTED) {
+        tl_quota_renew(&pair->provider->base.quota);
         events += local_take_slots(pair, SLOTS_PER_POLL, MESSAGES_PER_POLL);
         if (pair->queue.executed != pair->queue.posted || pair->rings.has_posted) events += local_execute_posts(pair);
         if (pair->queue.completed != pair->queue.posted) events += local_complete(pair);

@@ -273,13 +273,15 @@ static bool is_over(struct local_pair *pair, const struct local_work *work)
 unsigned local_complete(struct local_pair *pair)
 {
     struct local_queue *queue = &pair->queue;
+    struct tl_quota *quota = &pair->provider->base.quota;
     unsigned count = 0;
     while (queue->completed != queue->confirmed && !pair->is_distrusted) {
+        bool may_go_on = pair->state != LOCAL_CONNECTED || tl_quota_left(quota) >= TL_SLOT_MESSAGES;
         struct local_work *record = work_at(queue, queue->completed);
-        if (!is_over(pair, record)) break;
+        if (!may_go_on || !is_over(pair, record)) break;
         struct tl_work *work = pop(queue, record);
         count++;
-        tl_work_done(work, TL_OK);
+        tl_quota_use(quota, tl_work_done(work, TL_OK));
     }
     return count;
 }
@@ -292,7 +294,7 @@ void local_cancel_works(struct local_pair *pair)
         struct tl_work *work = pop(queue, record);
         free(record->message);
         record->message = NULL;
-        tl_work_done(work, TL_CANCELLED);
+        (void)tl_work_done(work, TL_CANCELLED);
     }
 }
 

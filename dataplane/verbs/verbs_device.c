@@ -29,6 +29,8 @@
 
 #define FIRST_CQ_ENTRIES 1024
 #define POLLS_BETWEEN_EVENTS 1024
+/* The most members that one completion stands for, about: the messages of one doorbell. */
+#define MOST_OF_A_COMPLETION (2 * TL_SLOT_MESSAGES)
 
 /* -------------------------------------------------------------------------------------------- completion queue -- */
 
@@ -96,10 +98,14 @@ static unsigned device_poll(struct tl_provider *provider)
     } else {
         count = (unsigned)poll_completions(device, completions);
     }
-    for (unsigned i = 0; i < count; i++)
-        verbs_complete(device, &completions[i]);
+    unsigned done = 0;
+    tl_quota_renew(&provider->quota);
+    while (done < count && tl_quota_left(&provider->quota) >= MOST_OF_A_COMPLETION)
+        verbs_complete(device, &completions[done++]);
+    device->cq.stash_count = count - done; /* others have their turn first */
+    memcpy(device->cq.stash, completions + done, (count - done) * sizeof(completions[0]));
     if (!tl_list_is_empty(&device->attention)) events += attend_pairs(device);
-    return events + count;
+    return events + done;
 }
 
 static bool device_arm(struct tl_provider *provider)

@@ -226,7 +226,7 @@ unsigned verbs_post_retire(struct verbs_pair *pair, uint64_t end, enum tl_status
         pair->slots.send_begin = record->send_end;
         pair->ring.retired++;
         count++;
-        tl_work_done(work, status);
+        tl_quota_use(&pair->device->base.quota, tl_work_done(work, status));
     }
     return count;
 }

@@ -73,15 +73,28 @@ enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, s
     return TL_OK;
 }
 
+static struct tl_table_value *step_value(const struct tl_list *values)
+{
+    return TL_CONTAINER_OF(values->next, struct tl_table_value, step_link);
+}
+
+static struct tl_receiver *step_waiter(const struct tl_list *waiters)
+{
+    return TL_CONTAINER_OF(waiters->next, struct tl_receiver, wait.step_link);
+}
+
 /* Takes everything out of the step. The caller holds a use of it. */
 static void fail_step(struct tl_rendezvous *table, struct tl_table_step *step, const struct tl_error *status,
                       struct tl_list *deferred_calls)
 {
+    tl_list_splice_back(&step->values, &step->ending_values);
+    tl_list_splice_back(&step->waiters, &step->ending_waiters);
     while (!tl_list_is_empty(&step->values))
-        tl_table_value_conclude(table, TL_CONTAINER_OF(step->values.next, struct tl_table_value, step_link), status,
-                                deferred_calls);
+        tl_table_value_conclude(table, step_value(&step->values), status, deferred_calls);
     while (!tl_list_is_empty(&step->waiters))
-        tl_table_waiter_conclude(table, tl_table_step_waiter(step), status, NULL, deferred_calls);
+        tl_table_waiter_conclude(table, step_waiter(&step->waiters), status, NULL, deferred_calls);
+    if (step->is_ending) tl_table_step_put(table, step);
+    step->is_ending = false;
 }
 
 static void clear(struct tl_rendezvous *table, const struct tl_error *status, struct tl_list *deferred_calls)
@@ -418,13 +431,14 @@ static struct tl_table_value *first_orphan(struct tl_rendezvous *table)
     return TL_CONTAINER_OF(table->orphans.next, struct tl_table_value, orphan_link);
 }
 
-int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns)
+int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns, struct tl_quota *quota)
 {
     struct tl_list deferred_calls;
     struct tl_table_value *value;
     tl_list_init(&deferred_calls);
     tl_table_lock(table);
-    while ((value = first_orphan(table)) && value->deadline_ns <= now_ns)
+    for (; (value = first_orphan(table)) && value->deadline_ns <= now_ns && tl_quota_left(quota) > 0;
+         tl_quota_use(quota, 1))
         release(table, value, &deferred_calls);
     tl_table_unlock_and_run(table, &deferred_calls);
     /* The callbacks may have orphaned others. */
@@ -465,66 +479,104 @@ void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t inc
 
 /* ------------------------------------------------------------------------------------------------------- steps -- */
 
-void tl_rendezvous_abort_step(struct tl_rendezvous *table, uint64_t number, const struct tl_error *status)
+/* Begins to end what the step has now, unless that is under way. Returns the step; NULL: there is none. */
+static struct tl_table_step *begin_ending(struct tl_rendezvous *table, uint64_t number)
+{
+    struct tl_table_step *step = tl_table_step_find(table, number);
+    if (!step || step->is_ending) return step;
+    step->is_ending = true;
+    step->use_count++;
+    tl_list_splice_back(&step->ending_values, &step->values);
+    tl_list_splice_back(&step->ending_waiters, &step->waiters);
+    return step;
+}
+
+static void finish_ending(struct tl_rendezvous *table, struct tl_table_step *step)
+{
+    step->is_ending = false;
+    tl_table_step_put(table, step);
+}
+
+/* Ends receivers as the quota allows. Returns whether all have ended. */
+static bool end_waiters(struct tl_rendezvous *table, struct tl_table_step *step, const struct tl_error *status,
+                        struct tl_quota *quota, struct tl_list *deferred_calls)
+{
+    for (; !tl_list_is_empty(&step->ending_waiters); tl_quota_use(quota, 1)) {
+        if (tl_quota_left(quota) == 0) return false;
+        tl_table_waiter_conclude(table, step_waiter(&step->ending_waiters), status, NULL, deferred_calls);
+    }
+    return true;
+}
+
+static bool abort_values(struct tl_rendezvous *table, struct tl_table_step *step, const struct tl_error *status,
+                         struct tl_quota *quota, struct tl_list *deferred_calls)
+{
+    for (; !tl_list_is_empty(&step->ending_values); tl_quota_use(quota, 1)) {
+        if (tl_quota_left(quota) == 0) return false;
+        tl_table_value_conclude(table, step_value(&step->ending_values), status, deferred_calls);
+    }
+    return true;
+}
+
+bool tl_rendezvous_abort_step(struct tl_rendezvous *table, uint64_t number, const struct tl_error *status,
+                              struct tl_quota *quota)
 {
     struct tl_list deferred_calls;
-    bool is_marked = true;
+    bool is_marked = true, is_over = true;
     TL_CHECK(status->code != TL_OK);
     tl_list_init(&deferred_calls);
     tl_table_lock(table);
     if (!table->is_closed) {
-        struct tl_table_step *step = tl_table_step_find(table, number);
-        if (step) {
-            step->use_count++;
-            fail_step(table, step, status, &deferred_calls);
-        }
+        struct tl_table_step *step = begin_ending(table, number);
         is_marked = tl_table_step_mark(table, number, status);
-        if (step) tl_table_step_put(table, step);
+        is_over = !step || (abort_values(table, step, status, quota, &deferred_calls) &&
+                            end_waiters(table, step, status, quota, &deferred_calls));
+        if (step && is_over) finish_ending(table, step);
     }
     tl_table_unlock_and_run(table, &deferred_calls);
     if (!is_marked) TL_LOG_AT_WARN("no memory to remember an aborted step", TL_U64("step", number));
+    return is_over;
 }
 
-/* Takes everything but the reserved values out of a step that has ended; returns how many values. The caller holds a
- * use of it. */
-static uint64_t end_step(struct tl_rendezvous *table, struct tl_table_step *step, const struct tl_error *value_status,
-                         const struct tl_error *waiter_status, struct tl_list *deferred_calls)
+/* Ends values without a receiver as the quota allows; those that have one are its alone. Returns whether all have
+ * ended. */
+static bool drop_values(struct tl_rendezvous *table, struct tl_table_step *step, const struct tl_error *status,
+                        struct tl_quota *quota, uint64_t *dropped_count, struct tl_list *deferred_calls)
 {
-    uint64_t dropped_count = 0;
-    TL_LIST_FOREACH_SAFE(&step->values, link)
-    {
-        struct tl_table_value *value = TL_CONTAINER_OF(link, struct tl_table_value, step_link);
+    for (; !tl_list_is_empty(&step->ending_values); tl_quota_use(quota, 1)) {
+        struct tl_table_value *value = step_value(&step->ending_values);
+        if (tl_quota_left(quota) == 0) return false;
         if (value->is_reserved) {
             tl_table_value_detach(table, value);
-        } else {
-            tl_table_value_conclude(table, value, value_status, deferred_calls);
-            dropped_count++;
+            tl_list_remove(&value->step_link);
+            tl_list_push_back(&step->values, &value->step_link);
+            continue;
         }
+        tl_table_value_conclude(table, value, status, deferred_calls);
+        table->stats.dropped_tensors++;
+        (*dropped_count)++;
     }
-    while (!tl_list_is_empty(&step->waiters))
-        tl_table_waiter_conclude(table, tl_table_step_waiter(step), waiter_status, NULL, deferred_calls);
-    tl_table_step_unmark(table, step);
-    table->stats.dropped_tensors += dropped_count;
-    return dropped_count;
+    return true;
 }
 
-uint64_t tl_rendezvous_end_step(struct tl_rendezvous *table, uint64_t number)
+bool tl_rendezvous_end_step(struct tl_rendezvous *table, uint64_t number, struct tl_quota *quota,
+                            uint64_t *dropped_count)
 {
     struct tl_list deferred_calls;
     struct tl_error value_status, waiter_status;
-    uint64_t dropped_count = 0;
     tl_error_set(&value_status, TL_CANCELLED, "step %" PRIu64 " ended before the tensor was received", number);
     tl_error_set(&waiter_status, TL_CANCELLED, "step %" PRIu64 " ended before the tensor was sent", number);
     tl_list_init(&deferred_calls);
     tl_table_lock(table);
-    struct tl_table_step *step = tl_table_step_find(table, number);
-    if (step) {
-        step->use_count++;
-        dropped_count = end_step(table, step, &value_status, &waiter_status, &deferred_calls);
-        tl_table_step_put(table, step);
+    struct tl_table_step *step = begin_ending(table, number);
+    bool is_over = !step || (drop_values(table, step, &value_status, quota, dropped_count, &deferred_calls) &&
+                             end_waiters(table, step, &waiter_status, quota, &deferred_calls));
+    if (step && is_over) {
+        tl_table_step_unmark(table, step);
+        finish_ending(table, step);
     }
     tl_table_unlock_and_run(table, &deferred_calls);
-    return dropped_count;
+    return is_over;
 }
 
 enum tl_status tl_rendezvous_check_step(struct tl_rendezvous *table, uint64_t step, struct tl_error *ret_error)

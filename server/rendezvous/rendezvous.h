@@ -27,6 +27,7 @@
 #include "base/hash_table.h"
 #include "base/list.h"
 #include "base/mailbox.h"
+#include "base/quota.h"
 #include "base/shares.h"
 #include "tensor/transfer.h"
 
@@ -217,9 +218,9 @@ void tl_rendezvous_give_up(struct tl_rendezvous *table, const struct tl_request_
  * when nothing is reserved for the id. */
 void tl_rendezvous_receiver_lost(struct tl_rendezvous *table, const struct tl_request_id *id, int64_t deadline_ns);
 
-/* Offers again whatever was orphaned until now_ns; returns when to call next, TL_TIME_NEVER when nothing is orphaned.
- */
-int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns);
+/* Offers again whatever was orphaned until now_ns, as much as the quota allows; returns when to call next,
+ * TL_TIME_NEVER when nothing is orphaned. */
+int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns, struct tl_quota *quota);
 
 /* Ends the receivers of a process that is known to be gone with TL_ABORTED, and offers all that is reserved for
  * requests of that incarnation again. */
@@ -229,8 +230,10 @@ void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t inc
 
 /* Fails every sender and receiver of the step with the status (not TL_OK) and remembers it for later ones, in place of
  * an earlier status. Reserved values too: a transfer that runs goes on by the transport's own reference, and its
- * acknowledgement is ignored. Without memory the mark is not kept, and the log says so. */
-void tl_rendezvous_abort_step(struct tl_rendezvous *table, uint64_t step, const struct tl_error *status);
+ * acknowledgement is ignored. Without memory the mark is not kept, and the log says so. Fails as many as the quota
+ * allows, and returns false when some are left: call again. What comes meanwhile is no part of it. */
+bool tl_rendezvous_abort_step(struct tl_rendezvous *table, uint64_t step, const struct tl_error *status,
+                              struct tl_quota *quota) TL_MUST_USE;
 
 /* Returns the status of an aborted step, TL_OK for any other: for receives that do not come to this table. */
 enum tl_status tl_rendezvous_check_step(struct tl_rendezvous *table, uint64_t step,
@@ -239,8 +242,10 @@ enum tl_status tl_rendezvous_check_step(struct tl_rendezvous *table, uint64_t st
 /* Ends a step: drops its sent values that no receiver was matched with (their senders get TL_CANCELLED); a value that
  * is reserved stays for its receiver alone and is dropped, not offered again, if that one gives up (its sender gets
  * TL_CANCELLED then). Fails the step's waiting receivers with TL_CANCELLED and forgets the mark of an abort. The same
- * step may be used again. Returns how many values were dropped. */
-uint64_t tl_rendezvous_end_step(struct tl_rendezvous *table, uint64_t step);
+ * step may be used again. Ends as many as the quota allows, and returns false when some are left: call again. What
+ * comes meanwhile is no part of it. Adds to *dropped_count how many values were dropped. */
+bool tl_rendezvous_end_step(struct tl_rendezvous *table, uint64_t step, struct tl_quota *quota,
+                            uint64_t *dropped_count) TL_MUST_USE;
 
 void tl_rendezvous_get_stats(struct tl_rendezvous *table, struct tl_rendezvous_stats *ret_stats);
 

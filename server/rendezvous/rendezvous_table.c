@@ -205,6 +205,8 @@ struct tl_table_step *tl_table_step_get(struct tl_rendezvous *table, uint64_t nu
         step->step = number;
         tl_list_init(&step->values);
         tl_list_init(&step->waiters);
+        tl_list_init(&step->ending_values);
+        tl_list_init(&step->ending_waiters);
         tl_list_init(&step->mark_link);
         unsigned hash = hash_of(table, &step->step, sizeof(step->step));
         HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->steps, &step->step, sizeof(step->step), hash, step);

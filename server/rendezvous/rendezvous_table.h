@@ -67,9 +67,12 @@ struct tl_table_step {
     UT_hash_handle hh; /* in tl_rendezvous.steps, by step */
     uint64_t step;
     size_t use_count;
-    struct tl_list values;  /* in the order they came */
-    struct tl_list waiters; /* struct tl_receiver, in the order they came */
-    struct tl_error *mark;  /* the status that it was aborted with; NULL: it was not */
+    struct tl_list values;        /* in the order they came */
+    struct tl_list waiters;       /* struct tl_receiver, in the order they came */
+    struct tl_list ending_values; /* those of an end or abort that is under way, which uses the step */
+    struct tl_list ending_waiters;
+    bool is_ending;
+    struct tl_error *mark; /* the status that it was aborted with; NULL: it was not */
     struct tl_list mark_link;
 };
 
@@ -226,15 +229,10 @@ void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_receiver *rec
 void tl_table_waiter_conclude(struct tl_rendezvous *table, struct tl_receiver *receiver, const struct tl_error *status,
                               const struct tl_offer *offer, struct tl_list *deferred_calls);
 
-/* The receiver whose entry in a list of a place or subscription, or of a step, this is. */
+/* The receiver whose entry in a list of a place or subscription this is. */
 static inline struct tl_receiver *tl_table_waiter_at(struct tl_list *link)
 {
     return TL_CONTAINER_OF(link, struct tl_receiver, wait.link);
-}
-
-static inline struct tl_receiver *tl_table_step_waiter(const struct tl_table_step *step)
-{
-    return TL_CONTAINER_OF(step->waiters.next, struct tl_receiver, wait.step_link);
 }
 
 /* Charges the client that the receiver belongs to. *ret_share is NULL where that is this program. Errors:

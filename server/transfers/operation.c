@@ -204,6 +204,7 @@ struct failing {
     const struct tl_peer *peer; /* those that receive from this peer; NULL: from any */
     bool is_delivering;         /* those that are being delivered, or those that are not */
     const struct tl_error *status;
+    uint64_t *visits; /* counts the members of a step */
 };
 
 static void fail_receive(struct tl_op *op, const struct failing *failing)
@@ -227,17 +228,15 @@ static void fail_call(struct op_call *call, const struct failing *failing)
 
 static void fail_member(struct tl_op_step_member *member, void *context)
 {
-    fail_receive(TL_CONTAINER_OF(member, struct tl_op, step_member), context);
+    struct failing *failing = context;
+    if (!failing->is_delivering) (*failing->visits)++;
+    fail_receive(TL_CONTAINER_OF(member, struct tl_op, step_member), failing);
 }
 
-/* Ends the receives of a step, or all of them, that are being delivered, or that are not. */
-static void fail_receives(struct tl_worker *worker, const uint64_t *step, struct failing failing)
+/* Ends the receives that are being delivered, or that are not. */
+static void fail_receives(struct tl_worker *worker, struct failing failing)
 {
     struct worker_operations *operations = &worker->operations;
-    if (step != NULL) {
-        operations->step_visits += tl_op_steps_walk(&operations->steps, *step, fail_member, &failing);
-        return;
-    }
     struct tl_hash_link *next;
     for (struct tl_hash_link *link = tl_hash_table_first(&operations->calls); link != NULL; link = next) {
         next = tl_hash_table_after(&operations->calls, link);
@@ -245,17 +244,24 @@ static void fail_receives(struct tl_worker *worker, const uint64_t *step, struct
     }
 }
 
-void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const struct tl_error *status)
+void tl_ops_fail_receives(struct tl_worker *worker, const struct tl_error *status)
 {
     /* The value of a delivery that ends is offered to the next receive, which must not end while it is looked at. */
-    fail_receives(worker, step, (struct failing){.is_delivering = false, .status = status});
-    fail_receives(worker, step, (struct failing){.is_delivering = true, .status = status});
+    fail_receives(worker, (struct failing){.is_delivering = false, .status = status});
+    fail_receives(worker, (struct failing){.is_delivering = true, .status = status});
+}
+
+bool tl_ops_fail_step(struct tl_worker *worker, uint64_t step, bool is_delivering, const struct tl_error *status)
+{
+    struct worker_operations *operations = &worker->operations;
+    struct failing failing = {.is_delivering = is_delivering, .status = status, .visits = &operations->step_visits};
+    return tl_op_steps_walk(&operations->steps, step, tl_loop_quota(worker->loop), fail_member, &failing);
 }
 
 void tl_ops_fail_receives_from(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status)
 {
-    fail_receives(worker, NULL, (struct failing){.peer = peer, .is_delivering = false, .status = status});
-    fail_receives(worker, NULL, (struct failing){.peer = peer, .is_delivering = true, .status = status});
+    fail_receives(worker, (struct failing){.peer = peer, .is_delivering = false, .status = status});
+    fail_receives(worker, (struct failing){.peer = peer, .is_delivering = true, .status = status});
 }
 
 /* -------------------------------------------------------------------------------------------------- submitting -- */

@@ -3,9 +3,9 @@
  * Groups: what the operations of one call with many items share.
  *
  * Happy path: one block of memory holds the group, its members and their keys; one closure brings it to the loop, where
- * its members begin, at most ROUND_MEMBERS in a round; each completes alone; what completes in a round goes to the
- * queue together; the completion of the group is the last. The block is freed when the last completion has been taken
- * and the loop has let go of it.
+ * its members begin, as many in a round as the quota allows; each completes alone; what completes in a round goes to
+ * the queue together; the completion of the group is the last. The block is freed when the last completion has been
+ * taken and the loop has let go of it.
  *
  * A group is over when enough members have succeeded, when its time is up, or when all have completed. Members that are
  * open then are left alone, or ended as by a deadline or a cancel of the whole group: some in each round, so that
@@ -22,10 +22,8 @@
 #include "base/error.h"
 #include "base/text.h"
 
-/* No more members of a group begin or are ended in one round. */
-#define ROUND_MEMBERS 512
-/* Nor do more receives leave for a data connection: what they have touched is in the cache still when their requests
- * are composed, and the owner begins while the next ones are. */
+/* No more receives of a group leave for a data connection in one round: what they have touched is in the cache still
+ * when their requests are composed, and the owner begins while the next ones are. */
 #define ROUND_DATA_MEMBERS 64
 
 /* Why the open members of a group end. */
@@ -64,9 +62,11 @@ struct op_group {
     uint64_t least_step, greatest_step; /* those of the members */
     size_t started_count;               /* members that have begun */
     size_t ended_count;                 /* members that were ended, as `ending` says */
-    size_t open_count;                  /* members that have not completed */
-    struct group_counts counts;         /* counts members that have completed */
-    struct group_counts reported;       /* `counts` when the completion was reported; the rest may go on after it */
+    size_t scanned_count;               /* how many tl_ops_end_unstarted has looked at, in the scan with this number */
+    uint64_t scan;
+    size_t open_count;            /* members that have not completed */
+    struct group_counts counts;   /* counts members that have completed */
+    struct group_counts reported; /* `counts` when the completion was reported; the rest may go on after it */
     int64_t duration_ns;
     int64_t round_duration_ns; /* what members have taken that complete in this round; valid while is_flush_out */
     size_t
@@ -342,8 +342,9 @@ static void run_round(struct tl_closure *closure)
 {
     struct op_group *group = TL_CONTAINER_OF(closure, struct op_group, round_closure);
     group->is_posted = false;
-    size_t done = start_members(group, ROUND_MEMBERS);
-    if (group->ending != GROUP_GOES_ON) end_members(group, ROUND_MEMBERS - done);
+    struct tl_quota *quota = tl_loop_quota(group->call.worker->loop);
+    tl_quota_use(quota, (uint32_t)start_members(group, tl_quota_left(quota)));
+    if (group->ending != GROUP_GOES_ON) tl_quota_use(quota, (uint32_t)end_members(group, tl_quota_left(quota)));
     bool is_ending = group->ending != GROUP_GOES_ON && group->ended_count < group->started_count;
     if (group->started_count < group->count || is_ending) post(group);
     end_use(group);
@@ -368,24 +369,40 @@ static void begin(struct tl_closure *closure)
     run_round(&group->round_closure);
 }
 
-uint64_t tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const struct tl_error *status)
+/* Ends those of one group. Returns false when others are left. */
+static bool end_unstarted(struct op_group *group, uint64_t step, const struct tl_error *status, uint64_t *send_count)
 {
-    uint64_t send_count = 0;
+    struct tl_quota *quota = tl_loop_quota(group->call.worker->loop);
+    struct worker_operations *operations = &group->call.worker->operations;
+    if (group->scan != operations->scan_count) group->scanned_count = 0;
+    group->scan = operations->scan_count;
+    if (group->scanned_count < group->started_count) group->scanned_count = group->started_count;
+    for (; group->scanned_count < group->count; group->scanned_count++) {
+        struct tl_op *op = &group->ops[group->scanned_count];
+        if (tl_quota_left(quota) == 0) return false;
+        tl_quota_use(quota, 1);
+        operations->step_visits++;
+        if (op->state != OP_NEW || op_step(op) != step) continue;
+        if (op->kind == TL_OP_SEND) (*send_count)++;
+        op_end(op, status);
+    }
+    return true;
+}
+
+bool tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const struct tl_error *status, uint64_t *send_count)
+{
+    bool is_over = true;
     TL_LIST_FOREACH_SAFE(&worker->operations.starting, link)
     {
         struct op_group *group = TL_CONTAINER_OF(link, struct op_group, starting_link);
         if (step < group->least_step || step > group->greatest_step) continue;
-        worker->operations.step_visits += group->count - group->started_count;
         op_group_hold(group);
-        for (size_t i = group->started_count; i < group->count; i++) {
-            struct tl_op *op = &group->ops[i];
-            if (op->state != OP_NEW || op_step(op) != step) continue;
-            if (op->kind == TL_OP_SEND) send_count++;
-            op_end(op, status);
-        }
+        is_over = end_unstarted(group, step, status, send_count);
         op_group_let_go(group);
+        if (!is_over) break;
     }
-    return send_count;
+    worker->operations.scan_count += is_over;
+    return is_over;
 }
 
 /* -------------------------------------------------------------------------------------------------------- life -- */

@@ -6,16 +6,23 @@
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
 
+/* One list of members; each knows its step. */
+struct members {
+    struct tl_list list;
+    struct tl_op_step *step;
+};
+
 struct tl_op_step {
     UT_hash_handle hh;
     uint64_t step;
-    struct tl_list members;
-    bool is_walked; /* it stays, even without members */
+    struct members members;
+    struct members unvisited; /* those that a walk has not come to */
+    bool is_walked;           /* it stays, even without members */
 };
 
 static void free_if_unused(struct tl_op_step **steps, struct tl_op_step *step)
 {
-    if (step->is_walked || !tl_list_is_empty(&step->members)) return;
+    if (step->is_walked || !tl_list_is_empty(&step->members.list)) return;
     HASH_DEL(*steps, step);
     free(step);
 }
@@ -25,7 +32,9 @@ static struct tl_op_step *add_step(struct tl_op_step **steps, uint64_t number)
     struct tl_op_step *step = calloc(1, sizeof(*step));
     if (step == NULL) return NULL;
     step->step = number;
-    tl_list_init(&step->members);
+    tl_list_init(&step->members.list);
+    tl_list_init(&step->unvisited.list);
+    step->members.step = step->unvisited.step = step;
     HASH_ADD(hh, *steps, step, sizeof(step->step), step);
     if (step->hh.tbl != NULL) return step;
     free(step);
@@ -45,7 +54,7 @@ bool tl_op_steps_join(struct tl_op_step **steps, uint64_t number, struct tl_op_s
     struct tl_op_step *step = find_step(*steps, number);
     if (step == NULL) step = add_step(steps, number);
     if (step == NULL) return false;
-    tl_list_push_back(&step->members, &member->link);
+    tl_list_push_back(&step->members.list, &member->link);
     return true;
 }
 
@@ -56,22 +65,24 @@ void tl_op_steps_leave(struct tl_op_step **steps, struct tl_op_step_member *memb
     bool is_only = other == member->link.prev;
     tl_list_remove(&member->link);
     /* The neighbour of the only member is the head. */
-    if (is_only) free_if_unused(steps, TL_CONTAINER_OF(other, struct tl_op_step, members));
+    if (is_only) free_if_unused(steps, TL_CONTAINER_OF(other, struct members, list)->step);
 }
 
-uint64_t tl_op_steps_walk(struct tl_op_step **steps, uint64_t number,
-                          void (*visit)(struct tl_op_step_member *member, void *context), void *context)
+bool tl_op_steps_walk(struct tl_op_step **steps, uint64_t number, struct tl_quota *quota,
+                      void (*visit)(struct tl_op_step_member *member, void *context), void *context)
 {
     struct tl_op_step *step = find_step(*steps, number);
-    uint64_t count = 0;
-    if (step == NULL) return 0;
+    if (step == NULL) return true;
+    if (!step->is_walked) tl_list_splice_back(&step->unvisited.list, &step->members.list);
     step->is_walked = true;
-    TL_LIST_FOREACH_SAFE(&step->members, link)
-    {
-        count++;
+    while (!tl_list_is_empty(&step->unvisited.list)) {
+        if (tl_quota_left(quota) == 0) return false;
+        struct tl_list *link = tl_list_pop_front(&step->unvisited.list);
+        tl_list_push_back(&step->members.list, link);
+        tl_quota_use(quota, 1);
         visit(TL_CONTAINER_OF(link, struct tl_op_step_member, link), context);
     }
     step->is_walked = false;
     free_if_unused(steps, step);
-    return count;
+    return true;
 }

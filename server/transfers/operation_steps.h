@@ -2,7 +2,7 @@
 /*
  * The open receives of each step, so that ending or aborting a step costs its own receives only.
  *
- * A receive joins the list of its step when it is registered, and leaves it when it completes. A list exists as long as
+ * A receive joins the list of its step when it is registered, and leaves it when it completes. A step exists as long as
  * it has members, or is being walked.
  */
 #ifndef SERVER_TRANSFERS_OPERATION_STEPS_H
@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/list.h"
+#include "base/quota.h"
 
 struct tl_op_step;
 
@@ -24,8 +25,10 @@ struct tl_op_step_member {
 bool tl_op_steps_join(struct tl_op_step **steps, uint64_t step, struct tl_op_step_member *member);
 /* Does nothing when the member is in no list. */
 void tl_op_steps_leave(struct tl_op_step **steps, struct tl_op_step_member *member);
-/* Calls visit for each member of the step, which may leave then. Returns how many members it has looked at. */
-uint64_t tl_op_steps_walk(struct tl_op_step **steps, uint64_t step,
-                          void (*visit)(struct tl_op_step_member *member, void *context), void *context);
+/* Calls visit for each member of the step, which may leave then; no more than the quota allows, so that several calls
+ * are one walk. Members that join meanwhile are not visited. Returns false when others are left. There may be one walk
+ * of a step at a time. */
+bool tl_op_steps_walk(struct tl_op_step **steps, uint64_t step, struct tl_quota *quota,
+                      void (*visit)(struct tl_op_step_member *member, void *context), void *context);
 
 #endif

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -187,7 +188,9 @@ void tl_transports_get_stats(struct tl_worker *worker, struct tl_engine_stats *r
         tl_reactor_get_stats(transport->reactor, &reactor);
         add_counters(ret_engine, &engine, sizeof(engine));
         add_counters(ret_memory, &memory, sizeof(memory));
+        uint64_t most_members = tl_max_u64(ret_reactor->most_members, reactor.most_members);
         add_counters(ret_reactor, &reactor, sizeof(reactor));
+        ret_reactor->most_members = most_members;
     }
 }
 

@@ -212,7 +212,7 @@ static void tell_done(struct fake_provider *provider, struct fake_event *event)
     if (operation->kind == FAKE_REVOKE && event->status == TL_OK) window_free(provider, operation->window);
     unlock(provider->fabric);
     fake_operation_free(operation);
-    tl_work_done(work, event->status);
+    tl_quota_use(&provider->base.quota, tl_work_done(work, event->status));
 }
 
 static void tell_broken(struct fake_provider *provider, struct fake_event *event)
@@ -284,7 +284,9 @@ static unsigned provider_poll(struct tl_provider *base)
     if (is_gone) tell_gone(provider);
     unsigned count = 0;
     struct fake_event *event;
-    while (count < provider->fabric->options.poll_batch && (event = take_event(provider)) != NULL) {
+    tl_quota_renew(&base->quota);
+    while (count < provider->fabric->options.poll_batch && tl_quota_left(&base->quota) >= TL_SLOT_MESSAGES &&
+           (event = take_event(provider)) != NULL) {
         tell(provider, event);
         count++;
     }

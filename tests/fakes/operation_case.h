@@ -52,6 +52,14 @@ struct tl_timers *tl_loop_timers(struct tl_loop *loop)
     return &timers;
 }
 
+static struct tl_quota loop_quota;
+
+struct tl_quota *tl_loop_quota(struct tl_loop *loop)
+{
+    (void)loop;
+    return &loop_quota;
+}
+
 static inline void note_posted(struct tl_closure *closure)
 {
     posted = closure;
@@ -101,8 +109,10 @@ static inline void run_round_of_loop(void)
     size_t count = closure_count;
     memcpy(round, closures, count * sizeof(round[0]));
     closure_count = 0;
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
+        tl_quota_renew(&loop_quota);
         round[i]->run(round[i]);
+    }
     struct tl_closure *last = deferred;
     deferred = NULL;
     if (last != NULL) last->run(last);

@@ -32,6 +32,7 @@ static void on_message(void *owner, const void *data, uint32_t len_bytes)
     struct side *side = owner;
     ck_assert_uint_eq(side->drained, 0);
     side->messages++;
+    tl_quota_use(&side->provider->quota, side->members_of_message);
     side->last_len = len_bytes;
     memcpy(side->last, data, len_bytes);
     if (side->answers) side_message(side, side->last, len_bytes, NULL);

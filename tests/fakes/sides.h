@@ -25,6 +25,7 @@ struct side {
     bool is_connected;
     bool answers; /* Answers every message with the same message. */
     unsigned messages, immediates, broken, drained;
+    unsigned members_of_message; /* how many of the provider's quota each message uses */
     uint8_t last[TL_SLOT_BYTES];
     uint32_t last_len, last_immediate;
     uint64_t last_immediate_len;

@@ -395,6 +395,7 @@ bool fake_stream_give(unsigned slot, grpc_byte_buffer *message)
         return false;
     }
     stream->is_reading = false;
+    tl_quota_renew(tl_loop_quota(stream->loop));
     stream->events->on_message(stream, message);
     return true;
 }

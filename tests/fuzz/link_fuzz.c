@@ -483,7 +483,7 @@ static void run_command(struct fuzz_input *input)
         (void)fake_stream_break(0, &reason);
         break;
     case 12:
-        (void)tl_timers_fire_due(tl_loop_timers(loop), INT64_MAX - 1);
+        (void)tl_timers_fire_due(tl_loop_timers(loop), INT64_MAX - 1, &(struct tl_quota){0});
         break;
     case 13:
         (void)fake_stream_end(0);

@@ -24,6 +24,7 @@
 #include "control/requests.h"
 #include "control/responses.h"
 #include "fakes/table_list.h"
+#include "fakes/whole_steps.h"
 #include "fuzz/fake_stream.h"
 #include "fuzz/link_frames.h"
 #include "server/worker_internal.h"
@@ -307,7 +308,7 @@ static void run_command(struct fuzz_input *input)
     if (command == 0) open_call(fuzz_take_u8(input));
     if (command >= 1 && command <= 4) give_command(command, input);
     if (command >= 5 && command <= 8) call_command(command, input);
-    if (command == 9) (void)tl_timers_fire_due(tl_loop_timers(worker->loop), INT64_MAX - 1);
+    if (command == 9) (void)tl_timers_fire_due(tl_loop_timers(worker->loop), INT64_MAX - 1, &(struct tl_quota){0});
     if (command == 10) publish_own(input);
     if (command == 11) send_own(input);
     if (command == 12) receive_own(input);
@@ -324,7 +325,7 @@ static void expect_nothing_held(void)
 {
     struct tl_worker_stats stats = {.size_bytes = sizeof(stats)};
     /* What was reserved for askers that could come back is free again; they do not come. */
-    TL_CHECK(tl_rendezvous_expire(worker->table, INT64_MAX - 1) == TL_TIME_NEVER);
+    TL_CHECK(expire_all(worker->table, INT64_MAX - 1) == TL_TIME_NEVER);
     for (uint64_t step = 0; step < STEPS; step++)
         TL_CHECK(tl_worker_end_step(worker, step, NULL, NULL) == TL_OK);
     (void)table_withdraw_matching(worker->table, "*");

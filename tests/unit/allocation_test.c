@@ -73,7 +73,7 @@ static void await_post(void)
 static void run(void)
 {
     tl_loop_core_enter();
-    (void)tl_mailbox_run(&mailbox);
+    (void)tl_mailbox_run(&mailbox, &(struct tl_quota){0});
     tl_loop_core_leave();
 }
 

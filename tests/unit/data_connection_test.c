@@ -363,7 +363,7 @@ START_TEST(our_link)
     ck_assert(tl_data_connection_has_failed(&connection));
     ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_AVOID);
     fake_clock_advance(TL_NS_PER_SEC);
-    tl_timers_fire_due(&timers, tl_clock_now_ns());
+    tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
     bring_up_ours();
     unconfirmed_count = 0;
     fake_clock_advance(TL_SETTLED_NS);
@@ -375,7 +375,7 @@ START_TEST(our_link)
     ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_AWAIT);
     worker.closing.is_closing = true;
     fake_clock_advance(TL_NS_PER_SEC);
-    tl_timers_fire_due(&timers, tl_clock_now_ns());
+    tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
     check_calls("");
     ck_assert_int_eq(connection.state, REFUSED);
     tl_data_connection_end(&connection);
@@ -423,12 +423,12 @@ START_TEST(breaks_again_and_again)
             session_closed(&connection, &(struct tl_error){.code = TL_OK});
             check_calls("refuse changed");
             fake_clock_advance(TL_NS_PER_SEC);
-            tl_timers_fire_due(&timers, tl_clock_now_ns());
+            tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
             bring_up_ours();
             session_closed(&connection, &(struct tl_error){.code = TL_UNAVAILABLE, .message = "why"});
             check_calls("refuse changed");
             fake_clock_advance(TL_NS_PER_SEC);
-            tl_timers_fire_due(&timers, tl_clock_now_ns());
+            tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
         }
     }
     ck_assert(tl_data_connection_keeps_breaking(&connection));
@@ -450,7 +450,7 @@ START_TEST(attempts_are_judged)
         check_calls("open abandon changed");
         ck_assert_int_eq(tl_data_connection_is_judged(&connection), i == 1);
         fake_clock_advance(TL_NS_PER_SEC);
-        tl_timers_fire_due(&timers, tl_clock_now_ns());
+        tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
     }
     ck_assert(tl_data_connection_is_judged(&connection)); /* the reason is that of the attempt before */
     bring_up_ours();

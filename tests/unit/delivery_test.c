@@ -77,7 +77,7 @@ static void run(void)
     posts--;
     pthread_mutex_unlock(&mutex);
     tl_loop_core_enter();
-    (void)tl_mailbox_run(&mailbox);
+    (void)tl_mailbox_run(&mailbox, &(struct tl_quota){0});
     tl_loop_core_leave();
 }
 
@@ -241,7 +241,7 @@ START_TEST(stopped)
     struct tl_tensor *value = stops[_i]();
     while (device_allocations_at_last() > (tl_tensor_is_on_device(value) ? 1 : 0)) {
         tl_loop_core_enter();
-        (void)tl_mailbox_run(&mailbox);
+        (void)tl_mailbox_run(&mailbox, &(struct tl_quota){0});
         tl_loop_core_leave();
     }
     ck_assert_uint_eq(done_count, 0);

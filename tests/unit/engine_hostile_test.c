@@ -502,6 +502,25 @@ START_TEST(more_consumed_than_was_sent)
 }
 END_TEST
 
+/* As many messages in a slot as there may be, and one more. */
+START_TEST(more_messages_than_a_slot_may_have)
+{
+    struct tl_message messages[TL_SLOT_MESSAGES + 1];
+    open_raw();
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(messages); i++)
+        messages[i] = raw_peer_message(TL_MESSAGE_CREDIT, 0);
+    raw_peer_send_batch(&raw, messages, TL_SLOT_MESSAGES);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->closed_count, 0);
+    uint64_t before = engine_side_stats(pair.left).messages_received;
+    raw_peer_send_batch(&raw, messages, TL_SLOT_MESSAGES + 1);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(engine_side_stats(pair.left).messages_received - before, TL_SLOT_MESSAGES);
+    ck_assert_ptr_nonnull(strstr(pair.left->reason.message, "more than 64 messages in one slot"));
+    expect_protocol_error();
+}
+END_TEST
+
 /* A count that goes back is old, not wrong. */
 START_TEST(consumed_goes_back)
 {
@@ -733,6 +752,10 @@ int main(void)
     tcase_add_loop_test(tcase, mapped_lies, 0, 5);
     tcase_add_loop_test(tcase, mapped_without_permission, 0, 4);
     tcase_add_loop_test(tcase, noise, 0, 50);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("more_messages_than_a_slot_may_have"); /* tests/defects runs it alone */
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, more_messages_than_a_slot_may_have);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -118,6 +118,41 @@ START_TEST(much_that_waits_leaves_no_space)
 }
 END_TEST
 
+/* A poll takes no more of one pair than half of the quota, and others have their turn before the rest. */
+START_TEST(a_flood_of_messages)
+{
+    enum { FLOOD = 24, MEMBERS = 64, MOST = TL_QUOTA / 2 / MEMBERS };
+    b.members_of_message = MEMBERS;
+    for (unsigned i = 0; i < FLOOD; i++)
+        side_message(&a, "flood", 5, NULL);
+    for (unsigned taken = 0; taken < FLOOD;) {
+        (void)a.provider->ops->poll(a.provider); /* it has more than the ring holds */
+        (void)b.provider->ops->poll(b.provider);
+        ck_assert_uint_le(b.messages - taken, MOST);
+        taken = b.messages;
+    }
+    ck_assert_uint_eq(tl_quota_most(&b.provider->quota), TL_QUOTA / 2);
+}
+END_TEST
+
+/* So much is completed in one poll that was posted to one pair. */
+START_TEST(a_flood_of_works)
+{
+    enum { FLOOD = 12, CHAIN = 64 };
+    static struct job jobs[FLOOD][CHAIN];
+    for (unsigned i = 0; i < FLOOD; i++) {
+        for (unsigned j = 0; j < CHAIN; j++) {
+            jobs[i][j] = new_job();
+            if (j > 0) jobs[i][j - 1].work.next = &jobs[i][j].work;
+        }
+        side_message(&a, "flood", 5, &jobs[i][0]);
+    }
+    PUMP_UNTIL(jobs[FLOOD - 1][CHAIN - 1].done == 1);
+    ck_assert_uint_le(tl_quota_most(&a.provider->quota), TL_QUOTA);
+    ck_assert_uint_ge(tl_quota_most(&a.provider->quota), CHAIN);
+}
+END_TEST
+
 /* The owner of the segments maps no memory of the writer. The writer unmaps each segment that was given up, and maps
  * the next one. */
 START_TEST(segments_come_and_go)
@@ -762,6 +797,11 @@ int main(void)
     tcase_add_test(tcase, a_poll_takes_a_few_messages);
     suite_add_tcase(suite, tcase);
     /* The script rdma_vm/verbs_test.py runs these alone in its virtual machine, where huge pages are reserved. */
+    tcase = tcase_create("floods"); /* tests/defects runs it alone */
+    tcase_add_checked_fixture(tcase, setup, sides_tear_down);
+    tcase_add_test(tcase, a_flood_of_messages);
+    tcase_add_test(tcase, a_flood_of_works);
+    suite_add_tcase(suite, tcase);
     tcase = tcase_create("pages");
     tcase_add_checked_fixture(tcase, setup, sides_tear_down);
     tcase_add_test(tcase, pages_come_when_they_are_needed);

@@ -47,13 +47,13 @@ static void teardown(void)
 
 START_TEST(in_order)
 {
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 0);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 0);
     for (int i = 0; i < 3; i++)
         ck_assert(!tl_mailbox_post(&mailbox, &notes[i].closure));
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 3);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 3);
     for (unsigned i = 0; i < 3; i++)
         ck_assert_uint_eq(delivered[i], i);
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 0);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 0);
 }
 END_TEST
 
@@ -67,7 +67,7 @@ START_TEST(a_list_in_order)
         tl_list_push_back(&closures, &notes[i].closure.link);
     ck_assert(!tl_mailbox_post_all(&mailbox, &closures));
     ck_assert(tl_list_is_empty(&closures));
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 3);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 3);
     for (unsigned i = 0; i < 3; i++)
         ck_assert_uint_eq(delivered[i], i);
     ck_assert(tl_mailbox_prepare_sleep(&mailbox));
@@ -75,7 +75,7 @@ START_TEST(a_list_in_order)
     ck_assert(tl_mailbox_post_all(&mailbox, &closures));
     tl_list_push_back(&closures, &notes[1].closure.link);
     ck_assert(!tl_mailbox_post_all(&mailbox, &closures));
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 2);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 2);
 }
 END_TEST
 
@@ -89,10 +89,40 @@ START_TEST(posted_while_delivering_waits)
 {
     struct note first = {.closure.run = post_another, .number = 7};
     ck_assert(!tl_mailbox_post(&mailbox, &first.closure));
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 1);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 1);
     ck_assert_uint_eq(delivered_count, 1);
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 1);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 1);
     ck_assert_uint_eq(delivered[1], 1);
+}
+END_TEST
+
+static struct tl_quota quota;
+
+static void use_much(struct tl_closure *closure)
+{
+    record(closure);
+    tl_quota_use(&quota, TL_QUOTA - 1);
+}
+
+/* No more run than the quota allows; what is left keeps its place, and the owner awake. */
+START_TEST(as_the_quota_allows)
+{
+    struct note much = {.closure.run = use_much, .number = 7};
+    ck_assert(!tl_mailbox_post(&mailbox, &much.closure));
+    for (int i = 0; i < 2; i++)
+        ck_assert(!tl_mailbox_post(&mailbox, &notes[i].closure));
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &quota), 2);
+    ck_assert_uint_eq(quota.used, TL_QUOTA);
+    ck_assert(tl_mailbox_has_taken(&mailbox));
+    ck_assert(!tl_mailbox_prepare_sleep(&mailbox));
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &quota), 0);
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[2].closure));
+    tl_quota_renew(&quota);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &quota), 2);
+    static const unsigned wanted[] = {7, 0, 1, 2};
+    ck_assert_mem_eq(delivered, wanted, sizeof(wanted));
+    ck_assert_uint_eq(tl_quota_most(&quota), TL_QUOTA);
+    ck_assert(tl_mailbox_prepare_sleep(&mailbox));
 }
 END_TEST
 
@@ -108,7 +138,7 @@ START_TEST(closures_may_be_freed)
         note->closure.run = destroy_note;
         ck_assert(!tl_mailbox_post(&mailbox, &note->closure));
     }
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 3);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 3);
 }
 END_TEST
 
@@ -119,7 +149,7 @@ START_TEST(one_wake_per_sleep)
     ck_assert(!tl_mailbox_post(&mailbox, &notes[1].closure));
     tl_mailbox_end_sleep(&mailbox);
     ck_assert(!tl_mailbox_post(&mailbox, &notes[2].closure));
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 3);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 3);
 }
 END_TEST
 
@@ -129,7 +159,7 @@ START_TEST(no_sleep_over_closures)
     ck_assert(!tl_mailbox_prepare_sleep(&mailbox));
     /* The refusal leaves no mark: an owner that is awake needs no wake-up. */
     ck_assert(!tl_mailbox_post(&mailbox, &notes[1].closure));
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 2);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 2);
 }
 END_TEST
 
@@ -138,7 +168,7 @@ START_TEST(awake_after_the_end_of_sleep)
     ck_assert(tl_mailbox_prepare_sleep(&mailbox));
     tl_mailbox_end_sleep(&mailbox);
     ck_assert(!tl_mailbox_post(&mailbox, &notes[0].closure));
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 1);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 1);
 }
 END_TEST
 
@@ -188,7 +218,7 @@ START_TEST(nothing_is_lost)
     for (uintptr_t i = 0; i < SENDERS; i++)
         ck_assert_int_eq(pthread_create(&threads[i], NULL, send_notes, (void *)i), 0);
     while (received < SENDERS * NOTES_PER_SENDER) {
-        received += tl_mailbox_run(&mailbox);
+        received += tl_mailbox_run(&mailbox, &(struct tl_quota){0});
         if (received == SENDERS * NOTES_PER_SENDER || !tl_mailbox_prepare_sleep(&mailbox)) continue;
         uint64_t wakes = 0;
         ck_assert_int_eq(read(wake_fd, &wakes, sizeof(wakes)), sizeof(wakes));
@@ -217,6 +247,10 @@ int main(void)
     tcase_add_test(tcase, awake_after_the_end_of_sleep);
     tcase_add_test_raise_signal(tcase, fini_refuses_waiting_closures, SIGABRT);
     tcase_add_test(tcase, nothing_is_lost);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("as_the_quota_allows"); /* tests/defects runs it alone */
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, as_the_quota_allows);
     tcase_set_timeout(tcase, 60);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

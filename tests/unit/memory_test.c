@@ -96,7 +96,7 @@ static enum tl_status wait_for(struct request *request)
 {
     while (request->done_count == 0) {
         sem_wait(&posted);
-        tl_mailbox_run(&mailbox);
+        tl_mailbox_run(&mailbox, &(struct tl_quota){0});
     }
     ck_assert_uint_eq(request->done_count, 1);
     return request->registration.error.code;
@@ -248,7 +248,7 @@ static void wait_for_memory(struct waiter *waiter)
 {
     while (waiter->done_count == 0) {
         sem_wait(&posted);
-        tl_mailbox_run(&mailbox);
+        tl_mailbox_run(&mailbox, &(struct tl_quota){0});
     }
     ck_assert_uint_eq(waiter->done_count, 1);
 }
@@ -426,7 +426,7 @@ START_TEST(destroyed_with_waiting_registrations)
     sem_wait(&is_registering);
     tl_memory_destroy(memory);
     memory = NULL;
-    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 3);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 3);
     for (size_t i = 0; i < 3; i++) {
         ck_assert_uint_eq(requests[i].done_count, 1);
         ck_assert_int_eq(requests[i].registration.error.code, TL_CANCELLED);

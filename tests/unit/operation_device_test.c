@@ -151,7 +151,7 @@ START_TEST(placed_for_the_next_connection)
     ck_assert_ptr_null(op->receive.request.fetch.placed);
     if (is_before) run_posted();
     fake_clock_advance(TL_RECEIVE_FIRST_BACK_OFF_NS);
-    tl_timers_fire_due(&timers, tl_clock_now_ns());
+    tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
     check_calls("fetch");
     if (is_other) {
         announce(&five_bytes);
@@ -184,7 +184,7 @@ START_TEST(receive_that_ends_while_memory_is_allocated)
         check_calls("give_up complete: why");
     } else {
         fake_clock_advance(TL_NS_PER_SEC);
-        tl_timers_fire_due(&timers, tl_clock_now_ns());
+        tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
         ck_assert_ptr_nonnull(strstr(calls, "give_up complete: key of step 1 did not come"));
     }
     unsigned count = device_allocations_at_last();
@@ -333,7 +333,7 @@ START_TEST(receive_that_ends_behind_a_stream)
         check_calls("give_up complete: why");
     } else {
         fake_clock_advance(TL_NS_PER_SEC);
-        tl_timers_fire_due(&timers, tl_clock_now_ns());
+        tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
         check_calls(
             "give_up complete: key of step 1 waited for 1.00 s: a stream on gpu:0 has not done what comes before");
     }
@@ -481,7 +481,7 @@ START_TEST(delivery_that_ends)
         cuda->hold(stream, false);
     } else if (_i == 1) {
         fake_clock_advance(TL_NS_PER_SEC);
-        tl_timers_fire_due(&timers, tl_clock_now_ns());
+        tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
         ck_assert_msg(strstr(calls, "a stream on gpu:0 has not done") != NULL, "%s", calls);
         cuda->hold(stream, false);
     } else {

@@ -69,6 +69,25 @@ static void start_all(void)
         run_round_of_loop();
 }
 
+/* Returns how many of them are sends. */
+static uint64_t end_unstarted_of(uint64_t step)
+{
+    uint64_t send_count = 0;
+    do {
+        tl_quota_renew(&loop_quota);
+    } while (!tl_ops_end_unstarted(&worker, step, &why, &send_count));
+    return send_count;
+}
+
+static void fail_step(uint64_t step)
+{
+    for (int is_delivering = 0; is_delivering < 2; is_delivering++) {
+        do {
+            tl_quota_renew(&loop_quota);
+        } while (!tl_ops_fail_step(&worker, step, is_delivering, &why));
+    }
+}
+
 /* The value of the member has come, or it has failed. */
 static void fetch_ends(struct op_group *group, size_t place, enum tl_status code)
 {
@@ -179,7 +198,7 @@ START_TEST(ends_in_rounds)
         ck_assert_int_eq(tl_cancel(&worker, group_id), TL_NOT_FOUND);
     } else {
         fake_clock_advance(_i == 1 ? TL_NS_PER_SEC : TL_NS_PER_SEC / 2);
-        tl_timers_fire_due(&timers, tl_clock_now_ns());
+        tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
     }
     const size_t ended[] = {512, 1024, MANY + 1};
     for (size_t i = 0; i < TL_ARRAY_COUNT(ended); i++) {
@@ -214,7 +233,7 @@ START_TEST(worker_closes_while_it_begins)
     receive_many(MANY);
     run_round_of_loop();
     worker.closing.is_closing = true;
-    tl_ops_fail_receives(&worker, NULL, &closed);
+    tl_ops_fail_receives(&worker, &closed);
     start_all();
     ck_assert_uint_eq(fetch_count, 512);
     ck_assert_uint_eq(pushed_count, MANY + 1);
@@ -314,7 +333,7 @@ START_TEST(first_failure_counts)
         fetch_ends(group, 2, TL_OK);
     } else {
         fake_clock_advance(TL_NS_PER_SEC / 2);
-        tl_timers_fire_due(&timers, tl_clock_now_ns());
+        tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
     }
     start_all();
     run_round_of_loop();
@@ -369,8 +388,8 @@ START_TEST(step_ends_while_receives_begin)
 {
     receive_many(MANY);
     run_round_of_loop();
-    ck_assert_uint_eq(tl_ops_end_unstarted(&worker, 1, &why), 0);
-    tl_ops_fail_receives(&worker, &(uint64_t){1}, &why);
+    ck_assert_uint_eq(end_unstarted_of(1), 0);
+    fail_step(1);
     start_all();
     ck_assert_uint_eq(fetch_count, 512 + (MANY - 512) / 2);
     ck_assert_uint_eq(pushed_count, MANY / 2);
@@ -391,13 +410,34 @@ START_TEST(step_leaves_groups_of_others_alone)
     run_round_of_loop();
     static const uint64_t others[] = {0, 9, 12, UINT64_MAX};
     for (size_t i = 0; i < TL_ARRAY_COUNT(others); i++)
-        ck_assert_uint_eq(tl_ops_end_unstarted(&worker, others[i], &why), 0);
+        ck_assert_uint_eq(end_unstarted_of(others[i]), 0);
     ck_assert_uint_eq(worker.operations.step_visits, 0);
     ck_assert_uint_eq(pushed_count, 0);
-    (void)tl_ops_end_unstarted(&worker, 11, &why);
+    (void)end_unstarted_of(11);
     ck_assert_uint_eq(worker.operations.step_visits, MANY - 512);
     start_all();
     ck_assert_uint_eq(pushed_count, (MANY - 512) / 2);
+    ck_assert_int_eq(tl_cancel(&worker, group_id), TL_OK);
+    start_all();
+}
+END_TEST
+
+/* No more members are looked at in a round than the quota allows, each of them once. */
+START_TEST(step_ends_in_rounds)
+{
+    receive_many(MANY);
+    run_round_of_loop();
+    uint64_t send_count = 0;
+    tl_quota_renew(&loop_quota);
+    ck_assert(!tl_ops_end_unstarted(&worker, 1, &why, &send_count));
+    ck_assert_uint_eq(loop_quota.used, TL_QUOTA);
+    ck_assert(!tl_ops_end_unstarted(&worker, 1, &why, &send_count));
+    tl_quota_renew(&loop_quota);
+    ck_assert(tl_ops_end_unstarted(&worker, 1, &why, &send_count));
+    ck_assert_uint_eq(worker.operations.step_visits, MANY - 512);
+    fail_step(1);
+    start_all();
+    ck_assert_uint_eq(pushed_count, MANY / 2);
     ck_assert_int_eq(tl_cancel(&worker, group_id), TL_OK);
     start_all();
 }
@@ -409,8 +449,8 @@ START_TEST(step_ends_while_sends_begin)
     struct op_group *group = send_many(MANY);
     run_round_of_loop();
     ck_assert_uint_eq(sent_count, 512);
-    ck_assert_uint_eq(tl_ops_end_unstarted(&worker, 1, &why), (MANY - 512) / 2);
-    ck_assert_uint_eq(tl_ops_end_unstarted(&worker, 1, &why), 0);
+    ck_assert_uint_eq(end_unstarted_of(1), (MANY - 512) / 2);
+    ck_assert_uint_eq(end_unstarted_of(1), 0);
     start_all();
     ck_assert_uint_eq(sent_count, 512 + (MANY - 512) / 2);
     ck_assert_uint_eq(pushed_count, (MANY - 512) / 2);
@@ -674,6 +714,7 @@ int main(void)
     ADD(without_items, 1);
     ADD(step_ends_while_receives_begin, 1);
     ADD(step_ends_while_sends_begin, 1);
+    ADD(step_ends_in_rounds, 1);
     ADD(step_leaves_groups_of_others_alone, 1);
     ADD(quiet_sends, 1);
     ADD(wrong_receive_options, 1);

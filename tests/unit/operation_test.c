@@ -183,7 +183,7 @@ START_TEST(send_that_ends)
     check_calls("send unsend");
     can_take_back = true;
     fake_clock_advance(TL_NS_PER_SEC);
-    tl_timers_fire_due(&timers, tl_clock_now_ns());
+    tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
     check_calls("unsend");
     tl_tensor_put(value);
     posted->run(posted);
@@ -234,7 +234,7 @@ START_TEST(fetched_after_retries)
         fetch_ends(TL_UNAVAILABLE, "broken");
         ck_assert_int_eq(op->state, OP_RETRYING);
         fake_clock_advance(TL_RECEIVE_FIRST_BACK_OFF_NS << i);
-        tl_timers_fire_due(&timers, tl_clock_now_ns());
+        tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
     }
     check_calls("fetch fetch fetch fetch");
     op->receive.request.fetch.is_rerouted = true;
@@ -331,9 +331,9 @@ START_TEST(step_that_ends)
     start_op();
     first = op;
     calls[0] = '\0';
-    tl_ops_fail_receives(&worker, &(uint64_t){ended + 1}, &why);
+    ck_assert(tl_ops_fail_step(&worker, ended + 1, false, &why));
     ck_assert_uint_eq(worker.operations.step_visits, 0);
-    tl_ops_fail_receives(&worker, &ended, &why);
+    ck_assert(tl_ops_fail_step(&worker, ended, false, &why));
     check_calls("give_up complete: why");
     ck_assert_uint_eq(worker.operations.step_visits, 1);
     free_op(first);

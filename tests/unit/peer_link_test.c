@@ -292,7 +292,7 @@ START_TEST(wanted_and_left)
     ck_assert_int_eq(peer.links.state, TL_PEER_DOWN);
     peer.awaited = 0;
     fake_clock_advance(TL_NS_PER_SEC);
-    tl_timers_fire_due(&timers, tl_clock_now_ns());
+    tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0});
     check_calls("");
     peer.awaited = 1;
     open_status = TL_RESOURCE_EXHAUSTED;

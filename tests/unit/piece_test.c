@@ -41,7 +41,7 @@ static void run_loop(void)
 {
     const struct timespec nap = {.tv_nsec = 100 * 1000};
     tl_loop_core_enter();
-    (void)tl_mailbox_run(&mailbox);
+    (void)tl_mailbox_run(&mailbox, &(struct tl_quota){0});
     tl_loop_core_leave();
     nanosleep(&nap, NULL);
 }

@@ -55,6 +55,7 @@ static void *test_calloc(size_t count, size_t size)
 #include <stdio.h>
 
 #include "fakes/run_suite.h"
+#include "fakes/whole_steps.h"
 
 _Static_assert(sizeof(struct tl_receiver) <= 112 && sizeof(struct tl_table_place) <= 72 &&
                    sizeof(struct tl_table_name) <= 56,
@@ -402,7 +403,7 @@ START_TEST(abort_is_not_remembered)
     for (;; n++) {
         ask(&receivers[0], 1, "key");
         fail_allocation(n);
-        tl_rendezvous_abort_step(table, 1, &status);
+        abort_whole_step(table, 1, &status);
         bool has_failed = end_failing();
         ck_assert_int_eq(receivers[0].outcome.count, 1);
         ck_assert_int_eq(receivers[0].outcome.code, TL_DATA_LOSS);
@@ -414,7 +415,7 @@ START_TEST(abort_is_not_remembered)
     /* The same when the step was unknown. */
     for (n = 0;; n++) {
         fail_allocation(n);
-        tl_rendezvous_abort_step(table, 2, &status);
+        abort_whole_step(table, 2, &status);
         if (!end_failing()) break;
         ck_assert_ptr_null(tl_table_step_find(table, 2));
     }
@@ -452,7 +453,7 @@ START_TEST(index_that_cannot_grow)
     fail_allocation(0);
     for (unsigned i = 0; i < COUNT; i += 2)
         ck_assert(tl_rendezvous_cancel(table, &many[i].base));
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
+    ck_assert_uint_eq(end_whole_step(table, 1), 0);
     ck_assert(!end_failing());
     for (unsigned i = 0; i < COUNT; i++)
         ck_assert_int_eq(many[i].outcome.count, i % 2);

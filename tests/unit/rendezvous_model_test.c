@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "fakes/run_suite.h"
 #include "fakes/table_list.h"
+#include "fakes/whole_steps.h"
 #include "server/rendezvous/rendezvous.h"
 
 enum {
@@ -502,7 +503,7 @@ static void do_expire(struct operation *o)
 {
     int64_t now_ns = below(TIMES);
     (void)o;
-    require(tl_rendezvous_expire(table, now_ns) == model_expire(now_ns), "when to expire next");
+    require(expire_all(table, now_ns) == model_expire(now_ns), "when to expire next");
 }
 
 static void do_release_incarnation(struct operation *o)
@@ -515,13 +516,13 @@ static void do_abort(struct operation *o)
 {
     struct tl_error status;
     tl_error_set(&status, abort_codes[below(TL_ARRAY_COUNT(abort_codes))], "aborted");
-    tl_rendezvous_abort_step(table, o->step, &status);
+    abort_whole_step(table, o->step, &status);
     model_abort(o->step, status.code);
 }
 
 static void do_end(struct operation *o)
 {
-    require(tl_rendezvous_end_step(table, o->step) == model_end(o->step), "how many are dropped");
+    require(end_whole_step(table, o->step) == model_end(o->step), "how many are dropped");
 }
 
 static void do_close(struct operation *o)

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "fakes/run_suite.h"
 #include "fakes/table_list.h"
+#include "fakes/whole_steps.h"
 #include "server/rendezvous/rendezvous.h"
 #include "server/rendezvous/rendezvous_table.h"
 
@@ -124,7 +125,7 @@ START_TEST(any_number_of_receivers)
         tl_rendezvous_release(table, &receivers[i].base.id);
         tl_rendezvous_receiver_lost(table, &receivers[i].base.id, 1);
     }
-    ck_assert_int_eq(tl_rendezvous_expire(table, INT64_MAX), INT64_MAX);
+    ck_assert_int_eq(expire_all(table, INT64_MAX), INT64_MAX);
     ck_assert_uint_eq(stats_now().published_tensors, 1);
     ck_assert_uint_eq(stats_now().published_bytes, 7);
     ck_assert_uint_eq(stats_now().held_tensors, 0);
@@ -249,13 +250,13 @@ START_TEST(published_value_is_given_of_an_aborted_step)
     static struct receiver receiver;
     struct tl_error status;
     tl_error_set(&status, TL_DATA_LOSS, "lost");
-    tl_rendezvous_abort_step(table, 1, &status);
+    abort_whole_step(table, 1, &status);
     uint64_t number = publish("key", 1, 1);
     ask(&receiver, 1, "key", 1);
     assert_got(&receiver, number, 1, false);
     ask(&receiver, 2, "another", 1);
     ck_assert_int_eq(receiver.code, TL_DATA_LOSS);
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
+    ck_assert_uint_eq(end_whole_step(table, 1), 0);
     ck_assert_uint_eq(stats_now().published_tensors, 1);
 }
 END_TEST

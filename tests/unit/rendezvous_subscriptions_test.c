@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "fakes/fake_clock.h"
 #include "fakes/run_suite.h"
+#include "fakes/whole_steps.h"
 #include "server/rendezvous/rendezvous.h"
 
 enum { WAITING_LIMIT = 16, ASKER = 77, OTHER = 88 };
@@ -215,7 +216,7 @@ START_TEST(asked_again)
     tl_rendezvous_receiver_lost(table, &a->base.id, tl_clock_now_ns() + 1);
     tl_rendezvous_receiver_lost(table, &a->base.id, tl_clock_now_ns() + 1);
     fake_clock_advance(2);
-    ck_assert_int_eq(tl_rendezvous_expire(table, tl_clock_now_ns()), TL_TIME_NEVER);
+    ck_assert_int_eq(expire_all(table, tl_clock_now_ns()), TL_TIME_NEVER);
     check_given(other, 1);
 }
 END_TEST
@@ -227,18 +228,18 @@ START_TEST(steps)
     send(1);
     send(2);
     send(3);
-    tl_rendezvous_abort_step(table, 1, &why);
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 2), 1);
+    abort_whole_step(table, 1, &why);
+    ck_assert_uint_eq(end_whole_step(table, 2), 1);
     struct receiver *a = ask(1, 0), *b = ask(1, 0);
     check_given(a, 3);
-    tl_rendezvous_abort_step(table, 5, &why);
+    abort_whole_step(table, 5, &why);
     check_waits(b);
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 3), 0);
+    ck_assert_uint_eq(end_whole_step(table, 3), 0);
     send(4);
     check_given(b, 4);
     acknowledge(a);
     ck_assert_int_eq(senders[3].code, TL_OK);
-    tl_rendezvous_abort_step(table, 4, &why);
+    abort_whole_step(table, 4, &why);
     ck_assert_int_eq(senders[4].code, TL_DATA_LOSS);
     acknowledge(b);
 }

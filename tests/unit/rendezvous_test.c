@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "fakes/run_suite.h"
 #include "fakes/table_list.h"
+#include "fakes/whole_steps.h"
 #include "server/rendezvous/rendezvous.h"
 
 enum { WAITING_LIMIT = 4, HELD_LIMIT = 1000, ABORTED_LIMIT = 2 };
@@ -446,7 +447,7 @@ START_TEST(given_up_from_elsewhere)
     assert_waits(&next);
     tl_rendezvous_give_up(table, &has.base.id);
     assert_got(&next, TL_OK);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 0), TL_TIME_NEVER);
+    ck_assert_int_eq(expire_all(table, 0), TL_TIME_NEVER);
     /* It has nothing any more that it could acknowledge. */
     acknowledge(&has);
     ck_assert_int_eq(sender.over_count, 0);
@@ -464,9 +465,33 @@ START_TEST(nothing_is_reserved_for_a_stranger)
     tl_rendezvous_release(table, &unknown);
     tl_rendezvous_receiver_lost(table, &unknown, 5);
     tl_rendezvous_release_incarnation(table, 7);
-    ck_assert_int_eq(tl_rendezvous_expire(table, INT64_MAX), TL_TIME_NEVER);
+    ck_assert_int_eq(expire_all(table, INT64_MAX), TL_TIME_NEVER);
     ck_assert_int_eq(sender.over_count, 0);
     ck_assert_uint_eq(stats_now().held_tensors, 1);
+}
+END_TEST
+
+/* No more are offered again than the quota allows; the others are due at once. */
+START_TEST(orphans_expire_as_the_quota_allows)
+{
+    static struct sender senders[3];
+    static struct receiver receivers[3], next[3];
+    struct tl_quota quota = {.used = TL_QUOTA - 2};
+    char key[8];
+    for (unsigned i = 0; i < 3; i++) {
+        snprintf(key, sizeof(key), "k%u", i);
+        send_ok(&senders[i], key, 1);
+        ask(&receivers[i], 5, i, key, 1);
+        ask(&next[i], 6, i, key, 1);
+        tl_rendezvous_receiver_lost(table, &receivers[i].base.id, 100);
+    }
+    ck_assert_int_eq(tl_rendezvous_expire(table, 150, &quota), 100);
+    ck_assert_uint_eq(quota.used, TL_QUOTA);
+    ck_assert_int_eq(next[0].count + next[1].count + next[2].count, 2);
+    tl_quota_renew(&quota);
+    ck_assert_int_eq(tl_rendezvous_expire(table, 150, &quota), TL_TIME_NEVER);
+    for (unsigned i = 0; i < 3; i++)
+        assert_got(&next[i], TL_OK);
 }
 END_TEST
 
@@ -482,12 +507,12 @@ START_TEST(orphans_expire_by_deadline)
         ask(&next[i], 6, (uint64_t)i, keys[i], 1);
         tl_rendezvous_receiver_lost(table, &receivers[i].base.id, deadlines[i]);
     }
-    ck_assert_int_eq(tl_rendezvous_expire(table, 99), 100);
+    ck_assert_int_eq(expire_all(table, 99), 100);
     assert_waits(&next[1]);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 100), 200);
+    ck_assert_int_eq(expire_all(table, 100), 200);
     assert_got(&next[1], TL_OK);
     assert_waits(&next[2]);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 1000), TL_TIME_NEVER);
+    ck_assert_int_eq(expire_all(table, 1000), TL_TIME_NEVER);
     assert_got(&next[0], TL_OK);
     assert_got(&next[2], TL_OK);
     for (int i = 0; i < 3; i++)
@@ -505,15 +530,15 @@ START_TEST(orphan_comes_back)
     tl_rendezvous_receiver_lost(table, &receiver.base.id, 100);
     ask(&receiver, 5, 1, "key", 1);
     assert_got(&receiver, TL_OK);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 1000), TL_TIME_NEVER);
+    ck_assert_int_eq(expire_all(table, 1000), TL_TIME_NEVER);
     assert_waits(&next);
     /* The receiver breaks off again, and once more with a later deadline; then it acknowledges on a connection of its
      * own. */
     tl_rendezvous_receiver_lost(table, &receiver.base.id, 2000);
     tl_rendezvous_receiver_lost(table, &receiver.base.id, 3000);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 2000), 3000);
+    ck_assert_int_eq(expire_all(table, 2000), 3000);
     acknowledge(&receiver);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 2000), TL_TIME_NEVER);
+    ck_assert_int_eq(expire_all(table, 2000), TL_TIME_NEVER);
     assert_over(&sender, TL_OK);
     assert_waits(&next);
 }
@@ -529,15 +554,15 @@ START_TEST(orphan_has_come_back_already)
     ask(&next, 6, 1, "key", 1);
     ask(&again, 5, 1, "key", 1);
     tl_rendezvous_receiver_lost(table, &receiver.base.id, 100);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 1000), TL_TIME_NEVER);
+    ck_assert_int_eq(expire_all(table, 1000), TL_TIME_NEVER);
     assert_waits(&next);
     tl_rendezvous_receiver_lost(table, &again.base.id, 2000);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 1000), 2000);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 2000), TL_TIME_NEVER);
+    ck_assert_int_eq(expire_all(table, 1000), 2000);
+    ck_assert_int_eq(expire_all(table, 2000), TL_TIME_NEVER);
     assert_got(&next, TL_OK);
     /* The next value is held once, however often the one before was. */
     tl_rendezvous_receiver_lost(table, &next.base.id, 3000);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 2000), 3000);
+    ck_assert_int_eq(expire_all(table, 2000), 3000);
 }
 END_TEST
 
@@ -554,7 +579,7 @@ START_TEST(incarnation_is_released)
     ask(&waits, 6, 2, "b", 1);
     tl_rendezvous_receiver_lost(table, &gone[0].base.id, 100);
     tl_rendezvous_release_incarnation(table, 5);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 0), TL_TIME_NEVER);
+    ck_assert_int_eq(expire_all(table, 0), TL_TIME_NEVER);
     assert_got(&waits, TL_OK);
     assert_got(&waits_gone, TL_ABORTED);
     ck_assert_uint_eq(stats_now().waiting_receivers, 0);
@@ -577,7 +602,7 @@ static void abort_step(uint64_t step, const char *message)
 {
     struct tl_error status;
     tl_error_set(&status, TL_DATA_LOSS, "%s", message);
-    tl_rendezvous_abort_step(table, step, &status);
+    abort_whole_step(table, step, &status);
 }
 
 START_TEST(abort_fails_all_of_the_step)
@@ -620,7 +645,7 @@ START_TEST(abort_is_remembered)
     abort_step(1, "second");
     ask(&receiver, 5, 1, "a", 1);
     ck_assert_str_eq(receiver.message, "second");
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
+    ck_assert_uint_eq(end_whole_step(table, 1), 0);
     ask(&receiver, 5, 1, "a", 1);
     assert_waits(&receiver);
 }
@@ -634,7 +659,7 @@ START_TEST(abort_can_be_asked_for)
     ck_assert_int_eq(tl_rendezvous_check_step(table, 1, &error), TL_DATA_LOSS);
     ck_assert_str_eq(error.message, "loss is not a number");
     ck_assert_int_eq(tl_rendezvous_check_step(table, 2, NULL), TL_OK);
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
+    ck_assert_uint_eq(end_whole_step(table, 1), 0);
     ck_assert_int_eq(tl_rendezvous_check_step(table, 1, NULL), TL_OK);
 }
 END_TEST
@@ -679,7 +704,7 @@ START_TEST(end_of_step)
     ask(&has, 5, 1, "c", 1);
     ask(&waits, 5, 2, "d", 1);
     ask(&waits_another, 5, 3, "d", 2);
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 2);
+    ck_assert_uint_eq(end_whole_step(table, 1), 2);
     assert_over(&dropped[0], TL_CANCELLED);
     assert_over(&dropped[1], TL_CANCELLED);
     ck_assert_ptr_nonnull(strstr(dropped[0].message, "step 1 ended"));
@@ -689,12 +714,89 @@ START_TEST(end_of_step)
     ck_assert_uint_eq(stats_now().dropped_tensors, 2);
     ck_assert_uint_eq(stats_now().held_tensors, 2);
     /* A reserved value still belongs to its receiver, which may ask again. */
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
+    ck_assert_uint_eq(end_whole_step(table, 1), 0);
     ask(&has, 5, 1, "c", 1);
     assert_got(&has, TL_OK);
     acknowledge(&has);
     assert_over(&reserved, TL_OK);
     ck_assert_uint_eq(stats_now().dropped_tensors, 2);
+}
+END_TEST
+
+/* A step ends, or is aborted, in rounds: as many each time as the quota allows. What comes meanwhile is no part of it.
+ */
+START_TEST(step_ends_as_the_quota_allows)
+{
+    enum { COUNT = 3 };
+    static struct sender senders[COUNT], reserved, later;
+    static struct receiver waiting[COUNT], has, late;
+    struct tl_quota quota = {.used = TL_QUOTA - 2};
+    bool is_abort = _i == 1;
+    static const struct tl_error status = {.code = TL_ABORTED, .message = "why"};
+    char key[8];
+    send_ok(&reserved, "r", 1);
+    ask(&has, 5, 100, "r", 1);
+    for (unsigned i = 0; i < COUNT; i++) {
+        snprintf(key, sizeof(key), "s%u", i);
+        send_ok(&senders[i], key, 1);
+        snprintf(key, sizeof(key), "w%u", i);
+        ask(&waiting[i], 5, i + 1, key, 1);
+    }
+    uint64_t dropped_count = 0;
+    unsigned rounds = 1, over;
+    while (is_abort ? !tl_rendezvous_abort_step(table, 1, &status, &quota)
+                    : !tl_rendezvous_end_step(table, 1, &quota, &dropped_count)) {
+        ck_assert_uint_eq(quota.used, TL_QUOTA);
+        over = 0;
+        for (unsigned i = 0; i < COUNT; i++)
+            over += (unsigned)senders[i].over_count + (unsigned)waiting[i].count;
+        ck_assert_uint_le(over, 2 * rounds);
+        ck_assert_uint_ge(over + 1, 2 * rounds); /* the reserved one counts as well */
+        if (rounds++ == 1 && !is_abort) {
+            send_ok(&later, "later", 1);
+            ask(&late, 5, 200, "late", 1);
+        }
+        quota.used = TL_QUOTA - 2;
+    }
+    ck_assert_uint_eq(rounds, 4);
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_over(&senders[i], is_abort ? TL_ABORTED : TL_CANCELLED);
+        assert_got(&waiting[i], is_abort ? TL_ABORTED : TL_CANCELLED);
+    }
+    if (is_abort) {
+        assert_over(&reserved, TL_ABORTED);
+    } else {
+        ck_assert_uint_eq(dropped_count, COUNT);
+        ck_assert_int_eq(reserved.over_count + later.over_count, 0);
+        assert_waits(&late);
+        acknowledge(&has);
+        assert_over(&reserved, TL_OK);
+        ck_assert_uint_eq(end_whole_step(table, 1), 1);
+    }
+}
+END_TEST
+
+/* The table is closed while a step ends. */
+START_TEST(closed_while_a_step_ends)
+{
+    static struct sender senders[2];
+    static struct receiver waiting[2];
+    struct tl_quota quota = {.used = TL_QUOTA - 1};
+    uint64_t dropped_count = 0;
+    send_ok(&senders[0], "a", 1);
+    send_ok(&senders[1], "b", 1);
+    ask(&waiting[0], 5, 1, "c", 1);
+    ask(&waiting[1], 5, 2, "d", 1);
+    ck_assert(!tl_rendezvous_end_step(table, 1, &quota, &dropped_count));
+    const struct tl_error closed = {.code = TL_UNAVAILABLE, .message = "closed"};
+    tl_rendezvous_close(table, &closed);
+    assert_over(&senders[0], TL_CANCELLED);
+    assert_over(&senders[1], TL_UNAVAILABLE);
+    assert_got(&waiting[0], TL_UNAVAILABLE);
+    assert_got(&waiting[1], TL_UNAVAILABLE);
+    tl_quota_renew(&quota);
+    ck_assert(tl_rendezvous_end_step(table, 1, &quota, &dropped_count));
+    ck_assert_uint_eq(dropped_count, 1);
 }
 END_TEST
 
@@ -706,7 +808,7 @@ START_TEST(reserved_value_of_an_ended_step_is_not_offered)
     send_ok(&senders[1], "b", 1);
     ask(&receivers[0], 5, 1, "a", 1);
     ask(&receivers[1], 5, 2, "b", 1);
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
+    ck_assert_uint_eq(end_whole_step(table, 1), 0);
     /* The step is used again while old transfers run. */
     ask(&next, 6, 1, "a", 1);
     assert_waits(&next);
@@ -715,7 +817,7 @@ START_TEST(reserved_value_of_an_ended_step_is_not_offered)
     assert_waits(&next);
     send_ok(&newer, "b", 1);
     tl_rendezvous_receiver_lost(table, &receivers[1].base.id, 10);
-    ck_assert_int_eq(tl_rendezvous_expire(table, 10), TL_TIME_NEVER);
+    ck_assert_int_eq(expire_all(table, 10), TL_TIME_NEVER);
     assert_over(&senders[1], TL_CANCELLED);
     ck_assert_uint_eq(stats_now().dropped_tensors, 2);
     ck_assert_int_eq(newer.over_count, 0);
@@ -731,7 +833,7 @@ START_TEST(reserved_value_of_an_ended_step_is_aborted)
     static struct receiver receiver;
     send_ok(&sender, "a", 1);
     ask(&receiver, 5, 1, "a", 1);
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
+    ck_assert_uint_eq(end_whole_step(table, 1), 0);
     abort_step(1, "late");
     assert_over(&sender, TL_DATA_LOSS);
     assert_empty();
@@ -740,7 +842,7 @@ END_TEST
 
 START_TEST(unknown_step)
 {
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 77), 0);
+    ck_assert_uint_eq(end_whole_step(table, 77), 0);
     ck_assert_uint_eq(stats_now().dropped_tensors, 0);
 }
 END_TEST
@@ -782,7 +884,7 @@ START_TEST(close_ends_everything)
     ck_assert(!tl_rendezvous_cancel(table, &waits.base));
     ck_assert(!tl_rendezvous_unsend(table, &offered.base));
     abort_step(1, "one");
-    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
+    ck_assert_uint_eq(end_whole_step(table, 1), 0);
     acknowledge(&has);
     tl_tensor_put(tensor);
 }
@@ -952,6 +1054,11 @@ int main(void)
     tcase_add_test(step, reserved_value_of_an_ended_step_is_not_offered);
     tcase_add_test(step, reserved_value_of_an_ended_step_is_aborted);
     tcase_add_test(step, unknown_step);
+    TCase *quota = make_case("step_ends_as_the_quota_allows"); /* tests/defects runs it alone */
+    tcase_add_loop_test(quota, step_ends_as_the_quota_allows, 0, 2);
+    tcase_add_test(quota, closed_while_a_step_ends);
+    TCase *expiry = make_case("orphans_expire_as_the_quota_allows"); /* the same */
+    tcase_add_test(expiry, orphans_expire_as_the_quota_allows);
     tcase_add_test(end, close_ends_everything);
     tcase_add_test(end, destroy_accepts_null);
     tcase_add_test(end, destroy_puts_publications);
@@ -961,6 +1068,8 @@ int main(void)
     suite_add_tcase(suite, meet);
     suite_add_tcase(suite, reservation);
     suite_add_tcase(suite, step);
+    suite_add_tcase(suite, quota);
+    suite_add_tcase(suite, expiry);
     suite_add_tcase(suite, end);
     return run_suite(suite);
 }

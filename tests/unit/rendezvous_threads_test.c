@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "fakes/run_suite.h"
 #include "fakes/table_list.h"
+#include "fakes/whole_steps.h"
 #include "server/rendezvous/rendezvous.h"
 
 enum { THREADS = 4, ROUNDS = 24, OPERATIONS = 1500, SLOTS = 6, KEYS = 2, STEPS = 2, NUMBERS = 8 };
@@ -209,7 +210,7 @@ static void do_reservation(struct actor *actor)
 
 static void do_expire(struct actor *actor)
 {
-    if (tl_rendezvous_expire(table, below(actor, 10)) < 0) atomic_fetch_add(&violations, 1);
+    if (expire_all(table, below(actor, 10)) < 0) atomic_fetch_add(&violations, 1);
     if (below(actor, 4) == 0) tl_rendezvous_release_incarnation(table, 1 + below(actor, THREADS));
 }
 
@@ -219,9 +220,9 @@ static void do_step(struct actor *actor)
     if (below(actor, 3) == 0) {
         struct tl_error status;
         tl_error_set(&status, TL_DATA_LOSS, "aborted");
-        tl_rendezvous_abort_step(table, step, &status);
+        abort_whole_step(table, step, &status);
     }
-    if (tl_rendezvous_end_step(table, step) > KEYS) atomic_fetch_add(&violations, 1);
+    if (end_whole_step(table, step) > KEYS) atomic_fetch_add(&violations, 1);
 }
 
 static void close_table(void)

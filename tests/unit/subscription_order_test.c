@@ -302,7 +302,7 @@ START_TEST(broken_connections_hold_nothing_up)
     check_calls("3");
     /* Both are asked again: the owner may have given the second one its value long before the first. */
     fake_clock_advance(TL_RECEIVE_MAX_BACK_OFF_NS);
-    ck_assert_uint_gt(tl_timers_fire_due(&timers, tl_clock_now_ns()), 0);
+    ck_assert_uint_gt(tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0}), 0);
     ck_assert_int_eq(subscription->slots[0].state, SLOT_ASKED);
     ck_assert_int_eq(subscription->slots[1].state, SLOT_ASKED);
     tl_fetch_asked(fetch_of(0), 11);

@@ -50,7 +50,7 @@ static void arm(int number, int64_t due_ns)
 START_TEST(empty)
 {
     ck_assert_int_eq(tl_timers_next_due_ns(&timers), TL_TIME_NEVER);
-    ck_assert_uint_eq(tl_timers_fire_due(&timers, INT64_MAX), 0);
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, INT64_MAX, &(struct tl_quota){0}), 0);
     tl_timers_disarm(&timers, &alarms[0].timer);
 }
 END_TEST
@@ -61,8 +61,8 @@ START_TEST(earliest_first)
     arm(2, 10);
     arm(3, 20);
     ck_assert_int_eq(tl_timers_next_due_ns(&timers), 10);
-    ck_assert_uint_eq(tl_timers_fire_due(&timers, 9), 0);
-    ck_assert_uint_eq(tl_timers_fire_due(&timers, 20), 2);
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, 9, &(struct tl_quota){0}), 0);
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, 20, &(struct tl_quota){0}), 2);
     ck_assert_int_eq(fired[0], 2);
     ck_assert_int_eq(fired[1], 3);
     ck_assert_int_eq(tl_timers_next_due_ns(&timers), 30);
@@ -77,7 +77,7 @@ START_TEST(moved_when_armed_again)
     ck_assert_int_eq(tl_timers_next_due_ns(&timers), 20);
     arm(1, 5);
     ck_assert_int_eq(tl_timers_next_due_ns(&timers), 5);
-    ck_assert_uint_eq(tl_timers_fire_due(&timers, 100), 2);
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, 100, &(struct tl_quota){0}), 2);
 }
 END_TEST
 
@@ -104,7 +104,7 @@ START_TEST(disarmed_from_fire)
     arm(2, 10);
     arm(3, 11);
     arm(2, 11);
-    ck_assert_uint_eq(tl_timers_fire_due(&timers, 20), 2);
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, 20, &(struct tl_quota){0}), 2);
     ck_assert_int_eq(fired[0], 1);
     ck_assert_int_eq(fired[1], 3);
 }
@@ -120,23 +120,23 @@ START_TEST(armed_again_from_fire_does_not_loop)
 {
     alarms[1].timer.fire = arm_again;
     arm(1, 10);
-    ck_assert_uint_eq(tl_timers_fire_due(&timers, 20), 1);
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, 20, &(struct tl_quota){0}), 1);
     ck_assert_int_eq(tl_timers_next_due_ns(&timers), 10);
-    ck_assert_uint_eq(tl_timers_fire_due(&timers, 20), 1);
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, 20, &(struct tl_quota){0}), 1);
 }
 END_TEST
 
 /* Thousands that are due together leave room for others. */
 START_TEST(so_many_in_one_call)
 {
-    static struct alarm many[TL_MAX_FIRED + 10];
+    static struct alarm many[TL_QUOTA + 10];
     for (size_t i = 0; i < TL_ARRAY_COUNT(many); i++) {
         many[i].timer.fire = ignore;
         ck_assert_int_eq(tl_timers_arm(&timers, &many[i].timer, (int64_t)i), TL_OK);
     }
-    ck_assert_uint_eq(tl_timers_fire_due(&timers, INT64_MAX), TL_MAX_FIRED);
-    ck_assert_int_eq(tl_timers_next_due_ns(&timers), TL_MAX_FIRED);
-    ck_assert_uint_eq(tl_timers_fire_due(&timers, INT64_MAX), 10);
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, INT64_MAX, &(struct tl_quota){0}), TL_QUOTA);
+    ck_assert_int_eq(tl_timers_next_due_ns(&timers), TL_QUOTA);
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, INT64_MAX, &(struct tl_quota){0}), 10);
 }
 END_TEST
 
@@ -164,7 +164,7 @@ START_TEST(no_memory)
     fault_arm(1);
     arm(15, 1);
     ck_assert(!fault_was_hit());
-    ck_assert_uint_eq(tl_timers_fire_due(&timers, 1000), 16);
+    ck_assert_uint_eq(tl_timers_fire_due(&timers, 1000, &(struct tl_quota){0}), 16);
     ck_assert_int_eq(fired[0], 15);
     ck_assert_int_eq(fired[15], 14);
 }
@@ -191,7 +191,7 @@ START_TEST(as_a_searched_list)
             unsigned expected = 0, first = fired_count;
             for (int i = 0; i < 100; i++)
                 expected += due[i] <= now;
-            ck_assert_uint_eq(tl_timers_fire_due(&timers, now), expected);
+            ck_assert_uint_eq(tl_timers_fire_due(&timers, now, &(struct tl_quota){0}), expected);
             ck_assert_uint_eq(fired_count - first, expected);
             int64_t before = 0;
             for (unsigned i = first; i < fired_count; i++) {
