@@ -38,7 +38,8 @@
 #include "tensor/device.h"
 
 /* The owner learns from its card, or from the peer's ring, that an answer has arrived. What has filled our slots once
- * may all be unknown to it, and as much again while the word of that is on its way. */
+ * may all be unknown to it, and as much again while the word of that is on its way. A peer with more slots than we have
+ * may be as much slower to look at its card. */
 #define UNCONFIRMED_ROUNDS 2
 
 /* Messages for one slot of a peer, until they are posted: at the end of the pump that has begun the batch, or before a

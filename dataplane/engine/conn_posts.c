@@ -189,7 +189,8 @@ static void maybe_post_credits(struct tl_conn *conn)
         if (!credits->is_ping_wanted) credits->is_wanted = false;
         conn_post_batch(conn);
     }
-    bool is_half = credits->own_slots_returned - credits->own_slots_reported >= conn->engine->options.slot_count / 2;
+    bool is_half = conn->requests.unplaced_count == 0 &&
+                   credits->own_slots_returned - credits->own_slots_reported >= conn->engine->options.slot_count / 2;
     uint32_t needed = is_half ? 1 : 2;
     if (!is_half && !credits->is_wanted) return;
     if (conn->state == CONN_CLOSING || credits_left(credits) < needed || space(conn) < 1) return;
@@ -222,10 +223,10 @@ static void pump(struct tl_closure *closure)
         maybe_complete(conn); /* the worker may ask for more, which this doorbell posts as well */
         if (!tl_list_is_empty(&conn->requests.waiting)) has_more = requests_begin(conn);
         run_queue(conn, &posts->space_queue, false);
-        /* Whatever uses a slot of the peer gives ours back. */
+        /* An answer gives our slots back. A ping does not. */
         for (unsigned rank = 0; rank < POST_RANKS && conn->requests.unplaced_count == 0; rank++)
             run_queue(conn, &posts->slot_queues[rank], true);
-        if (conn->requests.unplaced_count == 0) maybe_post_credits(conn);
+        maybe_post_credits(conn);
         conn_post_batch(conn);
         for (unsigned rank = 0; rank < POST_RANKS; rank++)
             run_reads(conn, &posts->reads.queues[rank]);
@@ -265,8 +266,8 @@ void conn_post_batch(struct tl_conn *conn)
     struct conn_credits *credits = &conn->credits;
     if (!is_batch_open(conn)) return;
     batch->conn = NULL;
-    tl_batch_encode_head(batch->bytes, credits->own_slots_returned);
-    credits->own_slots_reported = credits->own_slots_returned;
+    if (conn->requests.unplaced_count == 0) credits->own_slots_reported = credits->own_slots_returned;
+    tl_batch_encode_head(batch->bytes, credits->own_slots_reported);
     conn->engine->stats.slots_sent++;
     struct tl_work *work = batch->works != NULL ? batch->works : work_for_space(conn);
     conn->pair->ops->message(conn->pair, batch->bytes, batch->len_bytes, work);

@@ -174,7 +174,9 @@ static void maybe_up(struct tl_conn *conn)
     conn->state = CONN_UP;
     handshake->measures.mtu_bytes = conn->pair->mtu_bytes;
     handshake->measures.outside_refusal = conn->pair->outside_refusal;
-    handshake->measures.most_unconfirmed = UNCONFIRMED_ROUNDS * conn->engine->options.slot_count * TL_SLOT_MESSAGES;
+    uint32_t slot_count = conn->engine->options.slot_count;
+    if (conn->credits.peer_slot_count > slot_count) slot_count = conn->credits.peer_slot_count;
+    handshake->measures.most_unconfirmed = UNCONFIRMED_ROUNDS * slot_count * TL_SLOT_MESSAGES;
     if (conn->events->up != NULL) conn->events->up(conn);
     conn_pump_later(conn);
 }

@@ -58,7 +58,8 @@ void request_end_limit(struct request *request)
     request->limit = NULL;
 }
 
-/* A CANCEL that is not sent waits on while slots come back: others are before it. */
+/* A CANCEL that is not sent waits on while slots come back: others are before it, or values that have come wait for
+ * memory of ours, while nothing but pings is sent. */
 static void end_unanswered(struct request *request)
 {
     struct tl_conn *conn = request->conn;

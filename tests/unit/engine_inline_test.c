@@ -239,6 +239,31 @@ START_TEST(sent_value_waits_for_memory)
 }
 END_TEST
 
+/* A CANCEL that cannot be sent meanwhile is not timed as if the peer were silent. */
+START_TEST(cancel_behind_our_own_full_pool)
+{
+    static struct engine_ask other;
+    open_pair();
+    engine_ask_start(asker, &other, "never", 1);
+    engine_pair_run(&pair);
+    ask.is_without_memory = true;
+    engine_side_send(owner, "key", 1, engine_bytes(SMALL_BYTES, 1));
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(asker->conn->requests.unplaced_count, 1);
+    engine_ask_cancel(&other);
+    pass_time(40); /* two time-outs and a half */
+    ck_assert_int_eq(asker->conn->state, CONN_UP);
+    ck_assert(ask.is_open && other.is_open);
+    ask.is_without_memory = false;
+    pass_time(2);
+    ck_assert_int_eq(other.result.code, TL_CANCELLED);
+    engine_ask_fini(&other);
+    expect(SMALL_BYTES, 1, TL_PATH_INLINE);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* Neither a cancel nor the end of the connection loses the value; only both together do: the program has no use for
  * it. */
 START_TEST(sent_value_waits_for_memory_beyond)
@@ -466,6 +491,10 @@ int main(void)
     tcase_add_checked_fixture(memory_case, setup, NULL);
     tcase_add_loop_test(memory_case, sent_value_waits_for_memory, 0, 2);
     suite_add_tcase(suite, memory_case);
+    TCase *cancel_case = tcase_create("cancel_behind_our_own_full_pool"); /* the same */
+    tcase_add_checked_fixture(cancel_case, setup, NULL);
+    tcase_add_test(cancel_case, cancel_behind_our_own_full_pool);
+    suite_add_tcase(suite, cancel_case);
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, small_after_large);
     tcase_add_test(tcase, checksums_and_published_steps);
