@@ -12,6 +12,7 @@ import memory
 import parts
 import peers
 import puts
+import subscriptions
 import waiting
 from devices import GPU, HOST
 
@@ -52,13 +53,14 @@ TABLE = (
         "unit tests have it; where the destination lies makes no difference"),
     Row(groups.Groups, YES, YES, YES, YES, YES),
     Row(groups.GroupsRestart, YES, YES, YES, YES),
+    Row(subscriptions.Subscriptions, YES, YES, YES, YES),
     Row(parts.Parts, YES, YES, YES, YES, ON_ANY_MACHINE),
     Row(puts.Puts, YES, YES, YES, YES, "what is put lies on the host"),
     Row(choice.Readers, "nothing is read", "nothing is read", "nothing is read", YES),
     Row(choice.Mixed, "all workers are such ones", YES, YES, YES),
     Row(choice.Lacking, "every worker has gRPC", YES, YES, "as over verbs: the same cards are lacking"),
 )
-MODULES = (exchange, defects, peers, memory, choice, waiting, groups, parts, puts)
+MODULES = (exchange, defects, peers, memory, choice, waiting, groups, parts, puts, subscriptions)
 
 
 def check():

@@ -28,6 +28,7 @@ enum {
     STEPS = 6, /* more than a key without an index has */
     INCARNATIONS = 2,
     NUMBERS = 5,
+    SUBSCRIPTIONS = 2, /* for each incarnation */
     TIMES = 20,
 };
 
@@ -68,6 +69,7 @@ struct operation {
     unsigned key;
     uint64_t step;
     struct tl_request_id id;
+    uint64_t subscription; /* 0: it wants exactly one value. */
     struct outcome seen, expected;
 
     /* The state in the table. */
@@ -81,6 +83,8 @@ struct operation {
     bool is_ended;
     struct tl_request_id reserved_for;
     int holder_count;
+    unsigned order;      /* Values are reserved in this order, */
+    unsigned orphaned;   /* and orphaned in this one. */
     int64_t deadline_ns; /* -1: not orphaned. */
     bool is_waiting;
 };
@@ -93,8 +97,21 @@ static int operation_count;
 static uint64_t sequence_seed;
 static unsigned outcome_counts[TL_UNAUTHENTICATED + 1]; /* Counted over all sequences, by code. */
 
+struct model_subscription {
+    bool exists;
+    bool is_given_up;
+    unsigned key;
+    uint64_t from_step;           /* It gets no sent value of an earlier step. */
+    int published;                /* The publication that it has had; -1: none. */
+    uint64_t publication_request; /* The request that has got it. */
+    unsigned place;               /* Those of a key get a value in this order; 0: none of its requests waits. */
+};
+
 struct model {
     struct tl_rendezvous_limits limits;
+    struct model_subscription subscriptions[INCARNATIONS][SUBSCRIPTIONS];
+    unsigned last_place;
+    unsigned last_order;
     int published[KEYS]; /* The operation; -1: none. */
     uint64_t mark_steps[STEPS];
     enum tl_status mark_codes[STEPS];
@@ -158,13 +175,56 @@ static bool is_same_id(struct tl_request_id a, struct tl_request_id b)
     return a.incarnation == b.incarnation && a.number == b.number;
 }
 
+static struct model_subscription *subscription_of(struct tl_request_id id, uint64_t number)
+{
+    return number > 0 ? &model.subscriptions[id.incarnation - 1][number - 1] : NULL;
+}
+
+/* The first request of the subscription that waits; NULL: none does. */
+static struct operation *first_waiting(const struct model_subscription *subscription)
+{
+    for (int i = 0; i < operation_count; i++)
+        if (operations[i].is_waiting && subscription_of(operations[i].id, operations[i].subscription) == subscription)
+            return &operations[i];
+    return NULL;
+}
+
+/* A request of the subscription waits no more, or a value is not reserved for it any more. */
+static void model_used_less(struct model_subscription *subscription, bool was_waiting)
+{
+    if (subscription == NULL) return;
+    bool is_used = first_waiting(subscription) != NULL;
+    if (was_waiting) subscription->place = is_used ? ++model.last_place : 0;
+    for (int i = 0; i < operation_count; i++) {
+        const struct operation *o = &operations[i];
+        if (o->is_sent && o->is_reserved) is_used |= subscription_of(o->reserved_for, o->subscription) == subscription;
+    }
+    if (!is_used && subscription->is_given_up) subscription->exists = false;
+}
+
+static void model_unreserve(struct operation *value)
+{
+    struct model_subscription *subscription = subscription_of(value->reserved_for, value->subscription);
+    value->is_reserved = false;
+    value->subscription = 0;
+    model_used_less(subscription, false);
+}
+
+static void model_stop_waiting(struct operation *o)
+{
+    o->is_waiting = false;
+    model_used_less(subscription_of(o->id, o->subscription), true);
+}
+
 static void expect(struct operation *o, enum tl_status code, int value, bool is_one_shot)
 {
     o->expected.count++;
     o->expected.code = code;
     o->expected.value = value;
     o->expected.is_one_shot = is_one_shot;
-    o->is_sent = o->is_waiting = o->is_reserved = false;
+    o->is_sent = false;
+    if (o->is_reserved) model_unreserve(o);
+    if (o->is_waiting) model_stop_waiting(o);
     outcome_counts[code]++;
 }
 
@@ -217,16 +277,44 @@ static void model_reserve(struct operation *value, struct operation *receiver)
 {
     value->is_reserved = true;
     value->reserved_for = receiver->id;
+    value->subscription = receiver->subscription;
+    value->order = ++model.last_order;
     value->holder_count = 1;
     value->deadline_ns = -1;
     expect(receiver, TL_OK, (int)(value - operations), true);
+}
+
+/* Returns the subscription of the key behind this place; NULL: there is none. */
+static struct model_subscription *next_subscription(unsigned key, unsigned place)
+{
+    struct model_subscription *next = NULL;
+    for (unsigned i = 0; i < INCARNATIONS * SUBSCRIPTIONS; i++) {
+        struct model_subscription *other = &model.subscriptions[i / SUBSCRIPTIONS][i % SUBSCRIPTIONS];
+        bool is_one = other->exists && other->key == key && other->place > place;
+        if (is_one && (next == NULL || other->place < next->place)) next = other;
+    }
+    return next;
+}
+
+static bool may_have(const struct operation *receiver, const struct operation *value)
+{
+    const struct model_subscription *subscription = subscription_of(receiver->id, receiver->subscription);
+    return is_same_id(value->reserved_for, receiver->id) ||
+           (value->step >= receiver->step && value->step >= subscription->from_step);
 }
 
 static void model_offer(struct operation *value)
 {
     for (int i = 0; i < operation_count; i++) {
         struct operation *o = &operations[i];
-        if (!o->is_waiting || o->key != value->key || o->step != value->step) continue;
+        if (!o->is_waiting || o->subscription > 0 || o->key != value->key || o->step != value->step) continue;
+        model_reserve(value, o);
+        return;
+    }
+    struct model_subscription *subscription = NULL;
+    while ((subscription = next_subscription(value->key, subscription != NULL ? subscription->place : 0)) != NULL) {
+        struct operation *o = first_waiting(subscription);
+        if (!may_have(o, value)) continue;
         model_reserve(value, o);
         return;
     }
@@ -234,7 +322,7 @@ static void model_offer(struct operation *value)
 
 static void model_release(struct operation *value)
 {
-    value->is_reserved = false;
+    model_unreserve(value);
     value->deadline_ns = -1;
     if (value->is_ended) {
         expect(value, TL_CANCELLED, -1, false);
@@ -258,13 +346,81 @@ static enum tl_status model_send(struct operation *sender, uint64_t size_bytes)
     return TL_OK;
 }
 
+/* Whether a request of a subscription may have a publication; it is noted then. */
+static bool model_takes(const struct operation *receiver, int published)
+{
+    struct model_subscription *subscription = subscription_of(receiver->id, receiver->subscription);
+    if (operations[published].step < receiver->step) return false;
+    if (subscription->published == published && subscription->publication_request != receiver->id.number) return false;
+    subscription->published = published;
+    subscription->publication_request = receiver->id.number;
+    return true;
+}
+
 static void model_publish(struct operation *publisher)
 {
     model.published[publisher->key] = (int)(publisher - operations);
     for (int i = 0; i < operation_count; i++) {
         struct operation *o = &operations[i];
-        if (o->is_waiting && o->key == publisher->key && o->step <= publisher->step)
+        if (o->is_waiting && o->subscription == 0 && o->key == publisher->key && o->step <= publisher->step)
             expect(o, TL_OK, (int)(publisher - operations), false);
+    }
+    unsigned place = 0, last_place = model.last_place;
+    struct model_subscription *subscription;
+    while ((subscription = next_subscription(publisher->key, place)) != NULL && subscription->place <= last_place) {
+        struct operation *o = first_waiting(subscription);
+        place = subscription->place;
+        if (model_takes(o, (int)(publisher - operations))) expect(o, TL_OK, (int)(publisher - operations), false);
+    }
+}
+
+static void model_wait(struct operation *receiver)
+{
+    uint64_t waiting = 0;
+    struct model_subscription *subscription = subscription_of(receiver->id, receiver->subscription);
+    for (unsigned i = 0; i < INCARNATIONS * SUBSCRIPTIONS; i++)
+        waiting += model.subscriptions[i / SUBSCRIPTIONS][i % SUBSCRIPTIONS].exists;
+    if (model_stats().waiting_receivers + waiting >= model.limits.waiting_receivers) {
+        expect(receiver, TL_RESOURCE_EXHAUSTED, -1, false);
+        return;
+    }
+    if (subscription != NULL && subscription->place == 0) subscription->place = ++model.last_place;
+    receiver->is_waiting = true;
+}
+
+/* Returns false when the receiver has its answer: there cannot be such a subscription. */
+static bool model_subscribe(struct operation *receiver)
+{
+    struct model_subscription *subscription = subscription_of(receiver->id, receiver->subscription);
+    if (!subscription->exists) {
+        model_wait(receiver); /* it counts as one that waits */
+        if (!receiver->is_waiting) return false;
+        receiver->is_waiting = false;
+        *subscription = (struct model_subscription){.exists = true, .key = receiver->key, .published = -1};
+    }
+    if (subscription->key != receiver->key) {
+        expect(receiver, TL_INVALID_ARGUMENT, -1, false);
+        return false;
+    }
+    subscription->is_given_up = false;
+    return true;
+}
+
+static void model_answer_subscription(struct operation *receiver)
+{
+    struct operation *value = NULL;
+    int published = model.published[receiver->key];
+    for (int i = 0; i < operation_count; i++) {
+        struct operation *o = &operations[i];
+        if (!o->is_sent || o->is_reserved || o->key != receiver->key || !may_have(receiver, o)) continue;
+        if (value == NULL || o->step < value->step) value = o;
+    }
+    if (value != NULL) {
+        model_reserve(value, receiver);
+    } else if (published >= 0 && model_takes(receiver, published)) {
+        expect(receiver, TL_OK, published, false);
+    } else {
+        model_wait(receiver);
     }
 }
 
@@ -275,14 +431,20 @@ static void model_answer(struct operation *receiver)
         expect(receiver, model.close_code, -1, false);
         return;
     }
+    if (receiver->subscription > 0 && !model_subscribe(receiver)) return;
     struct operation *value = model_reserved(receiver->id);
     if (value) {
-        bool is_same = value->key == receiver->key && value->step == receiver->step;
+        bool is_same = value->key == receiver->key && value->subscription == receiver->subscription &&
+                       (receiver->subscription > 0 || value->step == receiver->step);
         if (is_same) {
             value->holder_count++;
             value->deadline_ns = -1;
         }
         expect(receiver, is_same ? TL_OK : TL_INVALID_ARGUMENT, is_same ? (int)(value - operations) : -1, is_same);
+        return;
+    }
+    if (receiver->subscription > 0) {
+        model_answer_subscription(receiver);
         return;
     }
     for (int i = 0; i < operation_count; i++) {
@@ -296,10 +458,8 @@ static void model_answer(struct operation *receiver)
         expect(receiver, TL_OK, published, false);
     } else if (model_mark(receiver->step)) {
         expect(receiver, model_mark(receiver->step), -1, false);
-    } else if (model_stats().waiting_receivers >= model.limits.waiting_receivers) {
-        expect(receiver, TL_RESOURCE_EXHAUSTED, -1, false);
     } else {
-        receiver->is_waiting = true;
+        model_wait(receiver);
     }
 }
 
@@ -315,7 +475,8 @@ static void model_fail_all(enum tl_status code, const uint64_t *step)
 {
     for (int i = 0; i < operation_count; i++) {
         struct operation *o = &operations[i];
-        if ((o->is_sent || o->is_waiting) && (step == NULL || o->step == *step)) expect(o, code, -1, false);
+        bool is_of_step = step == NULL || (o->step == *step && (o->is_sent || o->subscription == 0));
+        if ((o->is_sent || o->is_waiting) && is_of_step) expect(o, code, -1, false);
     }
 }
 
@@ -341,7 +502,7 @@ static uint64_t model_end(uint64_t step)
         } else if (o->is_sent) {
             expect(o, TL_CANCELLED, -1, false);
             dropped++;
-        } else if (o->is_waiting) {
+        } else if (o->is_waiting && o->subscription == 0) {
             expect(o, TL_CANCELLED, -1, false);
         }
     }
@@ -352,17 +513,36 @@ static uint64_t model_end(uint64_t step)
 
 static int64_t model_expire(int64_t now_ns)
 {
-    int64_t next_ns = TL_TIME_NEVER;
-    for (int i = 0; i < operation_count; i++) {
-        struct operation *o = &operations[i];
-        if (!o->is_sent || o->deadline_ns < 0) continue;
-        if (o->deadline_ns <= now_ns) {
-            model_release(o);
-        } else if (o->deadline_ns < next_ns) {
-            next_ns = o->deadline_ns;
+    struct operation *first;
+    do {
+        first = NULL;
+        for (int i = 0; i < operation_count; i++) {
+            struct operation *o = &operations[i];
+            if (!o->is_sent || o->deadline_ns < 0) continue;
+            bool is_earlier = first == NULL || o->deadline_ns < first->deadline_ns ||
+                              (o->deadline_ns == first->deadline_ns && o->orphaned < first->orphaned);
+            if (is_earlier) first = o;
         }
-    }
-    return next_ns;
+        if (first == NULL || first->deadline_ns > now_ns) break;
+        model_release(first);
+    } while (true);
+    return first != NULL ? first->deadline_ns : TL_TIME_NEVER;
+}
+
+static void model_unsubscribe(struct tl_request_id id)
+{
+    struct model_subscription *subscription = subscription_of(id, id.number);
+    subscription->is_given_up = true;
+    model_used_less(subscription, false);
+}
+
+/* Returns the one that was reserved first; -1: none is due. */
+static int first_due(const bool *is_due)
+{
+    int first = -1;
+    for (int i = 0; i < operation_count; i++)
+        if (is_due[i] && (first < 0 || operations[i].order < operations[first].order)) first = i;
+    return first;
 }
 
 static void model_release_incarnation(uint64_t incarnation)
@@ -374,8 +554,13 @@ static void model_release_incarnation(uint64_t incarnation)
     for (int i = 0; i < operation_count; i++)
         is_due[i] =
             operations[i].is_sent && operations[i].is_reserved && operations[i].reserved_for.incarnation == incarnation;
-    for (int i = 0; i < operation_count; i++)
-        if (is_due[i]) model_release(&operations[i]);
+    int next;
+    while ((next = first_due(is_due)) >= 0) {
+        is_due[next] = false;
+        model_release(&operations[next]);
+    }
+    for (uint64_t number = 1; number <= SUBSCRIPTIONS; number++)
+        model_unsubscribe((struct tl_request_id){.incarnation = incarnation, .number = number});
 }
 
 static void close_table(enum tl_status code)
@@ -386,6 +571,7 @@ static void close_table(enum tl_status code)
     if (model.close_code) return;
     model_fail_all(code, NULL);
     model.mark_count = 0;
+    memset(model.subscriptions, 0, sizeof(model.subscriptions));
     for (int i = 0; i < KEYS; i++)
         model.published[i] = -1;
     model.close_code = code;
@@ -408,7 +594,8 @@ static void do_unsend(struct operation *o)
     struct operation *other = &operations[below((unsigned)operation_count)];
     if (other->sender.over == NULL || other == o) return;
     require(tl_rendezvous_unsend(table, &other->sender) == other->is_sent, "what unsend returns");
-    other->is_sent = other->is_reserved = false;
+    other->is_sent = false;
+    if (other->is_reserved) model_unreserve(other);
 }
 
 static void do_publish(struct operation *o)
@@ -462,9 +649,18 @@ static void do_list(struct operation *o)
 
 static void do_receive(struct operation *o)
 {
-    o->receiver = (struct tl_receiver){.id = o->id, .key = keys[o->key], .step = o->step, .deliver = on_deliver};
+    o->subscription = below(2) == 0 ? 1 + below(SUBSCRIPTIONS) : 0;
+    o->receiver = (struct tl_receiver){
+        .id = o->id, .key = keys[o->key], .step = o->step, .subscription = o->subscription, .deliver = on_deliver};
     tl_rendezvous_receive(table, &o->receiver);
     model_receive(o);
+}
+
+static void do_unsubscribe(struct operation *o)
+{
+    o->id.number = 1 + below(SUBSCRIPTIONS);
+    tl_rendezvous_unsubscribe(table, &o->id);
+    model_unsubscribe(o->id);
 }
 
 static void do_cancel(struct operation *o)
@@ -472,7 +668,7 @@ static void do_cancel(struct operation *o)
     struct operation *other = &operations[below((unsigned)operation_count)];
     if (other->receiver.deliver == NULL || other == o) return;
     require(tl_rendezvous_cancel(table, &other->receiver) == other->is_waiting, "what cancel returns");
-    other->is_waiting = false;
+    if (other->is_waiting) model_stop_waiting(other);
 }
 
 static void do_acknowledge(struct operation *o)
@@ -482,11 +678,19 @@ static void do_acknowledge(struct operation *o)
     if (value) expect(value, TL_OK, -1, false);
 }
 
+/* The subscription goes on behind a value that is given back. */
+static void model_refuse(struct operation *value)
+{
+    struct model_subscription *subscription = subscription_of(value->reserved_for, value->subscription);
+    if (subscription != NULL && value->step >= subscription->from_step) subscription->from_step = value->step + 1;
+    model_release(value);
+}
+
 static void do_release(struct operation *o)
 {
     struct operation *value = model_reserved(o->id);
     tl_rendezvous_release(table, &o->id);
-    if (value) model_release(value);
+    if (value) model_refuse(value);
 }
 
 static void do_orphan(struct operation *o)
@@ -496,7 +700,9 @@ static void do_orphan(struct operation *o)
     tl_rendezvous_receiver_lost(table, &o->id, deadline_ns);
     if (value == NULL) return;
     if (value->holder_count > 0) value->holder_count--;
-    if (value->holder_count == 0) value->deadline_ns = deadline_ns;
+    if (value->holder_count > 0) return;
+    value->deadline_ns = deadline_ns;
+    value->orphaned = ++model.last_order;
 }
 
 static void do_expire(struct operation *o)
@@ -549,8 +755,9 @@ static const struct {
     {"release_incarnation", 20, do_release_incarnation},
     {"withdraw", 20, do_withdraw},
     {"abort", 15, do_abort},
-    {"list", 10, do_list},
-    {"withdraw_matching", 8, do_withdraw_matching},
+    {"unsubscribe", 10, do_unsubscribe},
+    {"list", 5, do_list},
+    {"withdraw_matching", 3, do_withdraw_matching},
     {"close", 2, do_close},
 };
 
@@ -594,9 +801,11 @@ static void explore(uint64_t seed)
 {
     sequence_seed = random_state = seed;
     operation_count = 0;
-    model = (struct model){
-        .limits = {.waiting_receivers = 1 + below(4), .held_bytes = 100 + below(900), .aborted_steps = below(3)},
-        .published = {-1, -1, -1}};
+    model = (struct model){.limits = {.waiting_receivers = 1 + below(8),
+                                      .held_bytes = 100 + below(900),
+                                      .aborted_steps = below(3),
+                                      .subscription_ns = TL_NS_PER_SEC * 3600},
+                           .published = {-1, -1, -1}};
     ck_assert_int_eq(tl_rendezvous_create(&model.limits, &table, NULL), TL_OK);
     while (operation_count < OPERATIONS)
         perform_one();
