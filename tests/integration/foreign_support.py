@@ -59,8 +59,11 @@ class ForeignCase(cli_support.Case):
         self.channel = self.connect()
 
     def connect(self, address=None, **options):
-        channel = grpc.insecure_channel(address or self.served.address(), options=[("grpc.enable_http_proxy", 0)],
-                                        **options)
+        return self.use(grpc.insecure_channel(address or self.served.address(),
+                                              options=[("grpc.enable_http_proxy", 0)], **options))
+
+    def use(self, channel):
+        """Makes the calls that follow over this channel."""
         self.addCleanup(channel.close)
         self.transfer = transfer_pb2_grpc.TransferStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)

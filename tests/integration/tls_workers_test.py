@@ -1,7 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Workers and tools under TLS: a cluster with certificates of tensorlane cert, and clients that may not be let in."""
-import contextlib
 import json
 import os
 import pathlib
@@ -15,55 +14,7 @@ import unittest
 
 import cli_support
 from cli_support import PATIENCE, read_safetensors, run, some_tensors, wait_until, write_safetensors
-
-# What the tools of these tests do.
-EVERYBODY = [{"who": ["any"], "what": ["read", "list", "push", "peers", "withdraw"]}]
-# Restarts in one test; more are for a long run by hand.
-CYCLES = int(os.environ.get("TENSORLANE_TEST_CYCLES", "10"))
-
-
-def openssl(*arguments):
-    return subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, check=True).stdout
-
-
-class TlsCase(cli_support.Case):
-    def secured(self, extra=None, **jobs):
-        """Makes an authority, certificates for all tasks and the tools, and a configuration that uses them."""
-        settings = {"tls": {"ca": "certs/ca.pem", "certificate": "certs/{name}.pem", "key": "certs/{name}.key"},
-                    "allow": EVERYBODY}
-        cluster = self.cluster(extra={"security": settings, **(extra or {})}, **jobs)
-        self.certs = self.folder / "certs"
-        self.assert_run(0, "cert", "init", "--folder", self.certs)
-        self.assert_run(0, "cert", "issue", "--config", cluster.path, "--folder", self.certs)
-        return cluster
-
-    def context(self, name="client", **options):
-        """Returns what Python's TLS needs to connect as this name."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.load_verify_locations(self.certs / "ca.pem")
-        if name:
-            context.load_cert_chain(self.certs / f"{name}.pem", self.certs / f"{name}.key")
-        if options.get("alpn", True):
-            context.set_alpn_protocols(["h2"])
-        if "maximum" in options:
-            context.maximum_version = options["maximum"]
-        return context
-
-    def connect(self, port, context):
-        """Returns a TLS connection to the worker, which has sent the beginning of HTTP/2."""
-        plain = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
-        self.addCleanup(plain.close)
-        secured = context.wrap_socket(plain)
-        self.addCleanup(secured.close)
-        first = secured.recv(9)
-        if not first:
-            raise ConnectionResetError("ended")
-        return secured
-
-    def assert_healthy(self, cluster, count):
-        self.assertIn(f"{count} of {count} workers are healthy",
-                      self.assert_run(0, "health", "--config", cluster.path).stdout)
+from tls_support import TlsCase, openssl
 
 
 class Cluster(TlsCase):
@@ -101,6 +52,21 @@ class Cluster(TlsCase):
         self.assertEqual(read_safetensors(pulled), some_tensors())
         self.assert_run(0, "rm", "*", *at)
         self.assert_error(1, "security.tls", "ls", *plain)
+
+    def test_flags_of_grpc_health_probe(self):
+        cluster = self.secured(ps=1)
+        cluster.start()
+        tls = ("health", "-addr", cluster.address(), "-tls", "-tls-ca-cert", self.certs / "ca.pem",
+               "-connect-timeout", "60s", "-rpc-timeout", "60s")
+        client = ("-tls-client-cert", self.certs / "client.pem", "-tls-client-key", self.certs / "client.key")
+        self.assertEqual(self.assert_run(0, *tls, *client).stdout, "status: SERVING\n")
+        self.assert_run(0, *tls, *client, "-tls-server-name", "localhost")
+        self.assert_run(2, *tls[:-4], "-connect-timeout", "3s")
+        self.assert_run(2, *tls, *client, "-tls-server-name", "other.example.org")
+        for _ in range(10):
+            result = run("health", "-addr", cluster.address())
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn("security.tls", result.stderr)
 
     def test_no_key_is_shown(self):
         cluster = self.secured(ps=1)
@@ -176,38 +142,6 @@ class Cluster(TlsCase):
     def test_no_rsa_key_is_in_a_core_file(self):
         self.check_core_file("privateExponent")
 
-    def test_restarts(self):
-        """The worker that stays leaks nothing, however often its peer restarts."""
-        cluster = self.secured(extra={"connect": "eager"}, ps=2)
-        stays = cluster.start("ps", 0)
-        def threads():
-            names = []
-            for path in pathlib.Path(f"/proc/{stays.pid}/task").glob("*/comm"):
-                with contextlib.suppress(OSError): # it has just ended
-                    names.append(path.read_text())
-            return names
-        def count():
-            """Descriptors, and threads of the worker. gRPC adds to its own while all of these are busy."""
-            own = [name for name in threads() if name.startswith(("tl-", "tensorlane"))]
-            return len(os.listdir(f"/proc/{stays.pid}/fd")), len(own)
-        counts, memory = [], []
-        thread_count = len(threads())
-        for _ in range(CYCLES):
-            # A second link may take the place of the first one, so that a connection comes up twice.
-            ups, ends = (stays.output.count(text) for text in ("data connection up", "has closed its connection"))
-            restarts = cluster.start("ps", 1)
-            wait_until(lambda: stays.output.count("data connection up") > ups, "the data connection",
-                       lambda: stays.output)
-            self.assertEqual(restarts.stop(), 0)
-            wait_until(lambda: stays.output.count("has closed its connection") > ends, "the end",
-                       lambda: stays.output)
-            counts.append(count())
-            memory.append(int(pathlib.Path(f"/proc/{stays.pid}/statm").read_text().split()[1]))
-        wait_until(lambda: count() <= counts[1], "descriptors and threads are given back",
-                   lambda: f"{counts} {count()}")
-        self.assertLess(len(threads()), thread_count + CYCLES / 2 + 2, "each restart leaves a thread")
-        print(f"{CYCLES} restarts: pages {memory[1]} -> {memory[-1]}, descriptors and threads {counts[1]} -> {count()}")
-
 
 class Refused(TlsCase):
     def test_a_task_with_the_certificate_of_another(self):
@@ -273,50 +207,6 @@ class Refused(TlsCase):
             while True:
                 self.assertTrue(outside.recv(65536))
         self.assert_healthy(cluster, 1)
-
-
-class Foreign(TlsCase):
-    """Clients that know gRPC alone."""
-
-    def setUp(self):
-        super().setUp()
-        try:
-            import grpc
-            from grpc_health.v1 import health_pb2, health_pb2_grpc
-        except ImportError as missing:
-            self.skipTest(f"python3-grpcio is not there: {missing}")
-        self.grpc, self.health_pb2, self.health_pb2_grpc = grpc, health_pb2, health_pb2_grpc
-        self.cluster = self.secured(ps=1)
-        self.worker = self.cluster.start()
-
-    def check(self, name, authority="ca"):
-        """Returns what the health check says to the holder of this certificate."""
-        read = lambda file: (self.certs / file).read_bytes()
-        credentials = self.grpc.ssl_channel_credentials(read(f"{authority}.pem"), name and read(f"{name}.key"),
-                                                        name and read(f"{name}.pem"))
-        with self.grpc.secure_channel(self.cluster.address(), credentials) as channel:
-            stub = self.health_pb2_grpc.HealthStub(channel)
-            return stub.Check(self.health_pb2.HealthCheckRequest(), timeout=PATIENCE).status
-
-    def test_health_check_of_python(self):
-        self.assertEqual(self.check("client"), self.health_pb2.HealthCheckResponse.SERVING)
-        with self.assertRaises(self.grpc.RpcError) as caught:
-            self.check(None)
-        self.assertEqual(caught.exception.code(), self.grpc.StatusCode.UNAVAILABLE)
-        self.worker.await_line("it has no certificate")
-
-    def test_flags_of_grpc_health_probe(self):
-        tls = ("health", "-addr", self.cluster.address(), "-tls", "-tls-ca-cert", self.certs / "ca.pem",
-               "-connect-timeout", "60s", "-rpc-timeout", "60s")
-        client = ("-tls-client-cert", self.certs / "client.pem", "-tls-client-key", self.certs / "client.key")
-        self.assertEqual(self.assert_run(0, *tls, *client).stdout, "status: SERVING\n")
-        self.assert_run(0, *tls, *client, "-tls-server-name", "localhost")
-        self.assert_run(2, *tls[:-4], "-connect-timeout", "3s")
-        self.assert_run(2, *tls, *client, "-tls-server-name", "other.example.org")
-        for _ in range(10):
-            result = run("health", "-addr", self.cluster.address())
-            self.assertNotEqual(result.returncode, 0)
-            self.assertIn("security.tls", result.stderr)
 
 
 class Floods(TlsCase):
