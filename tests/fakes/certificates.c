@@ -48,19 +48,32 @@ static X509 *make_certificate(const char *common_name, EVP_PKEY *key, long seria
     return certificate;
 }
 
-void authority_init(struct authority *authority, const char *name, const char *path)
+/* Makes an authority whose certificate the issuer signs; NULL: itself. */
+static void make_authority(struct authority *issuer, struct authority *authority, const char *name, const char *path)
 {
     authority->key = make_key(0);
     authority->next_serial = 100;
-    authority->certificate = make_certificate(name, authority->key, 1, 0, 0);
-    X509_set_issuer_name(authority->certificate, X509_get_subject_name(authority->certificate));
+    long serial = issuer != NULL ? issuer->next_serial++ : 1;
+    authority->certificate = make_certificate(name, authority->key, serial, 0, 0);
+    if (issuer == NULL) issuer = authority;
+    X509_set_issuer_name(authority->certificate, X509_get_subject_name(issuer->certificate));
     X509V3_CTX context;
-    X509V3_set_ctx(&context, authority->certificate, authority->certificate, NULL, NULL, 0);
+    X509V3_set_ctx(&context, issuer->certificate, authority->certificate, NULL, NULL, 0);
     add_extension(authority->certificate, &context, NID_basic_constraints, "critical,CA:TRUE");
     add_extension(authority->certificate, &context, NID_key_usage, "critical,keyCertSign,cRLSign");
     add_extension(authority->certificate, &context, NID_subject_key_identifier, "hash");
-    ck_assert_int_ne(X509_sign(authority->certificate, authority->key, EVP_sha256()), 0);
+    ck_assert_int_ne(X509_sign(authority->certificate, issuer->key, EVP_sha256()), 0);
     write_certificate(authority->certificate, path);
+}
+
+void authority_init(struct authority *authority, const char *name, const char *path)
+{
+    make_authority(NULL, authority, name, path);
+}
+
+void authority_init_below(struct authority *issuer, struct authority *authority, const char *name, const char *path)
+{
+    make_authority(issuer, authority, name, path);
 }
 
 void authority_fini(struct authority *authority)

@@ -642,12 +642,115 @@ START_TEST(revoked)
 }
 END_TEST
 
+static void append_file(const char *path, const char *more)
+{
+    FILE *from = fopen(more, "r"), *to = fopen(path, "a");
+    ck_assert(from != NULL && to != NULL);
+    for (int byte; (byte = fgetc(from)) != EOF;)
+        ck_assert_int_eq(fputc(byte, to), byte);
+    ck_assert_int_eq(fclose(from) | fclose(to), 0);
+}
+
+/* Puts an authority between the trusted one and the client. Returns its serial number. */
+static long put_between(struct authority *between)
+{
+    authority_init_below(&authority, between, "authority in between", temp_path("between.pem"));
+    authority_issue(between, &(struct certificate_kind){.names = MEMBER_1}, client.certificate, client.key);
+    append_file(client.certificate, temp_path("between.pem"));
+    return authority.next_serial - 1;
+}
+
+/* A list names an authority in between, and is not asked for it; the list of that authority is asked for its clients.
+ * Where that one is missing, its clients are refused. */
+START_TEST(revoked_authority_in_between)
+{
+    struct authority between;
+    log_capture_begin();
+    long serial = put_between(&between);
+    server.options.settings.crl = server.crl;
+    authority_revoke(&authority, &serial, 1, server.crl);
+    authority_revoke(&between, NULL, 0, temp_path("between.crl"));
+    if (_i > 0) append_file(server.crl, temp_path("between.crl"));
+    start_both();
+    if (_i > 0) {
+        struct connected connected = connect_both(NULL);
+        disconnect(&connected);
+    } else {
+        assert_refused(NULL, "not of an authority that it trusts");
+        side_end(&server); /* it has logged all then */
+        ck_assert_uint_eq(log_capture_count("unable to get certificate CRL; bring security.tls.crl up to date"), 1);
+    }
+    authority_fini(&between);
+}
+END_TEST
+
+START_TEST(revoked_by_an_authority_in_between)
+{
+    struct authority between;
+    (void)put_between(&between);
+    server.options.settings.crl = server.crl;
+    long serial = between.next_serial - 1;
+    authority_revoke(&authority, NULL, 0, server.crl);
+    authority_revoke(&between, &serial, 1, temp_path("between.crl"));
+    append_file(server.crl, temp_path("between.crl"));
+    start_both();
+    assert_refused(NULL, "our certificate is revoked");
+    authority_fini(&between);
+}
+END_TEST
+
+/* To revoke an authority in between, the trusted one is replaced; connections of its clients end. */
+START_TEST(authority_above_the_one_in_between_is_replaced)
+{
+    struct authority between, other;
+    (void)put_between(&between);
+    start_both();
+    struct connected connected = connect_both(NULL);
+    authority_init(&other, "other authority", temp_path("other.pem"));
+    authority_issue(&other, &(struct certificate_kind){.names = MEMBER_0}, server.certificate, server.key);
+    ck_assert_int_eq(rename(temp_path("other.pem"), server.ca), 0);
+    assert_ends(connected.server_fd);
+    disconnect(&connected);
+    authority_fini(&between);
+    authority_fini(&other);
+}
+END_TEST
+
 START_TEST(no_name)
 {
     side_issue(&server, &(struct certificate_kind){.names = "email:somebody@example.org"});
     enum tl_status status = tl_tls_create(&server.options, &server.tls, &error);
     ck_assert_int_eq(status, TL_INVALID_ARGUMENT);
     ck_assert_msg(strstr(error.message, "server.pem") != NULL, "%s", error.message);
+}
+END_TEST
+
+/* Connects with OpenSSL, TLS 1.2 and these ciphers alone; returns whether the server takes one of them. */
+static bool takes_cipher(const char *ciphers)
+{
+    int fd = dial_plainly();
+    SSL *ssl = open_careless(&client, fd);
+    ck_assert_int_eq(SSL_set_max_proto_version(ssl, TLS1_2_VERSION), 1);
+    ck_assert_int_eq(SSL_set_cipher_list(ssl, ciphers), 1);
+    bool is_taken = SSL_connect(ssl) == 1;
+    SSL_free(ssl);
+    (void)close(fd);
+    return is_taken;
+}
+
+/* A private key signs, and nothing is encrypted for it: who gets hold of it later cannot read what was recorded. */
+START_TEST(ciphers_of_tls_1_2)
+{
+    log_capture_begin();
+    side_issue(&server, &(struct certificate_kind){.names = MEMBER_0, .rsa_bits = 2048});
+    server.options.settings.is_tls12_allowed = true;
+    side_start(&server);
+    ck_assert(!takes_cipher("kRSA"));
+    side_end(&server);
+    /* The key could not decrypt; but no client is to get as far as asking it. */
+    ck_assert_uint_eq(log_capture_count("no shared cipher"), 1);
+    side_start(&server);
+    ck_assert(takes_cipher("kRSA:ECDHE-RSA-AES128-GCM-SHA256"));
 }
 END_TEST
 
@@ -798,6 +901,26 @@ START_TEST(certificates_change_while_connections_run)
 }
 END_TEST
 
+/* A connection belongs to the trust domain in which it was accepted. */
+START_TEST(own_trust_domain_changes_while_connections_run)
+{
+    log_capture_begin();
+    server.options.settings.foreign_names = "test other";
+    client.options.settings.foreign_names = "test other";
+    start_both();
+    struct connected first = connect_both(NULL);
+    side_issue(&server, &(struct certificate_kind){.names = "URI:spiffe://other/job/node/task/0"});
+    assert_ends(first.server_fd);
+    struct connected second = connect_both(NULL);
+    assert_peer(server.tls, second.server_fd, "spiffe://test/job/node/task/1");
+    ck_assert(is_open(second.server_fd));
+    side_end(&server);
+    ck_assert_uint_eq(log_capture_count("this worker's certificate is for trust domain \\\"other\\\" now"), 1);
+    disconnect(&first);
+    disconnect(&second);
+}
+END_TEST
+
 START_TEST(certificate_expires_while_its_connection_runs)
 {
     side_issue(&client, &(struct certificate_kind){.names = MEMBER_1, .end_s = 4});
@@ -846,7 +969,11 @@ int main(void)
     tcase_add_test(tcase, client_whose_certificate_is_not_yet_valid);
     tcase_add_test(tcase, client_whose_key_is_weak);
     tcase_add_test(tcase, revoked);
+    tcase_add_loop_test(tcase, revoked_authority_in_between, 0, 2);
+    tcase_add_test(tcase, revoked_by_an_authority_in_between);
+    tcase_add_test(tcase, authority_above_the_one_in_between_is_replaced);
     tcase_add_test(tcase, no_name);
+    tcase_add_test(tcase, ciphers_of_tls_1_2);
     tcase_add_test(tcase, files_that_cannot_be_used);
     tcase_add_test(tcase, server_that_does_not_speak_tls);
     tcase_add_test(tcase, client_that_does_not_speak_tls);
@@ -854,6 +981,7 @@ int main(void)
     tcase_add_test(tcase, silent_and_slow_clients);
     tcase_add_test(tcase, others_are_served_beside_a_thousand_half_open);
     tcase_add_test(tcase, certificates_change_while_connections_run);
+    tcase_add_test(tcase, own_trust_domain_changes_while_connections_run);
     tcase_add_test(tcase, certificate_expires_while_its_connection_runs);
     tcase_add_test(tcase, broken_files_change_nothing);
     suite_add_tcase(suite, tcase);
