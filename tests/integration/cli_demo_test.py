@@ -29,9 +29,9 @@ class Demo(cli_support.Case):
         (self.folder / "tmp").mkdir()
         self.env = environment(TMPDIR=self.folder / "tmp", TENSORLANE_BUILD=BUILD, TENSORLANE=cli_support.PROGRAM)
 
-    def start(self, config):
-        demo = subprocess.Popen([DEMO, config], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                text=True, start_new_session=True)
+    def start(self, config, *arguments):
+        demo = subprocess.Popen([DEMO, *arguments, config], env=self.env, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True, start_new_session=True)
         self.addCleanup(self.end, demo)
         return demo
 
@@ -63,6 +63,27 @@ class Demo(cli_support.Case):
             self.assertRegex(output, rf"(?m)^grpc +{which} +[0-9.]+ [MG]B/s, grpc 32$")
         self.assertIn("2 of 2 workers are healthy", output)
         self.assertTrue(output.endswith("done: 32 tensors, 138357544 parameters, pulled 4 times and equal\n"))
+        self.assert_nothing_left(cluster)
+
+    def test_with_certificates(self):
+        """The small checkpoint shows that each step works; of TLS, that nobody gets in without a certificate."""
+        cluster = self.cluster(ps=1, worker=1)
+        demo = self.start(cluster.path, "--divide", "8", "--tls")
+        said = []
+        for line in demo.stdout:
+            said.append(line)
+            if "worker ready" in line and "name=/job:ps/task:0" in line:
+                self.assert_error(1, "security.tls", "ls", "--address", cluster.address())
+        output = "".join(said)
+        self.assertEqual(demo.wait(PATIENCE), 0, output)
+        self.assertIn("$ tensorlane cert init --folder", output)
+        self.assertIn("$ tensorlane cert issue --config", output)
+        self.assertNotIn("PRIVATE", output)
+        self.assertRegex(output, r"(?m)^auto +first +[0-9.]+ [MG]B/s, (local (zero-copy|bounce|inline) [0-9]+,? ?)+$")
+        self.assertRegex(output, r"(?m)^grpc +second +[0-9.]+ [MG]B/s, grpc 32$")
+        self.assertIn("2 of 2 workers are healthy", output)
+        self.assertNotIn("authenticates nobody", output)
+        self.assertRegex(output, r"done: 32 tensors, [0-9]+ parameters, pulled 4 times and equal\n$")
         self.assert_nothing_left(cluster)
 
     def test_a_port_in_use(self):

@@ -11,6 +11,7 @@ import subprocess
 
 import cli_support
 from cli_support import HEALTH, environment, free_ports, wait_until, write_safetensors
+from tls_support import TlsCase
 
 
 def children_of(pid):
@@ -27,7 +28,7 @@ def is_running(pid):
         return False
 
 
-class Up(cli_support.Case):
+class Up(TlsCase):
     def up(self, cluster, *arguments, **options):
         launcher = self.spawn("up", "--config", cluster.path, *arguments, **options)
         launcher.await_line("all ready")
@@ -43,6 +44,25 @@ class Up(cli_support.Case):
         self.assert_run(0, *HEALTH, "--config", cluster.path)
         self.assertIn("1 tensor,", self.assert_run(0, "ls", "--config", cluster.path, "--from", "ps:0").stdout)
         self.assertEqual(launcher.stop(), 0)
+
+    def test_with_certificates(self):
+        """All workers of a secured cluster start, connect and stop; a tool without a certificate is refused."""
+        cluster = self.secured(ps=1, worker=2, extra={"connect": "eager"})
+        launcher = self.up(cluster)
+        self.assertNotIn("authenticates nobody", launcher.output)
+        self.assert_run(0, *HEALTH, "--config", cluster.path)
+        shown = self.assert_run(0, *HEALTH, "--pairs", "--config", cluster.path).stdout
+        self.assertIn("3 of 3 workers are healthy", shown)
+        self.assert_error(1, "security.tls", "ls", "--address", cluster.address())
+        self.assertEqual(launcher.stop(), 0)
+        self.assertEqual(launcher.output.count("worker stopped"), 3, launcher.output)
+
+    def test_a_task_without_a_certificate(self):
+        cluster = self.secured(ps=1, worker=1)
+        (self.certs / "worker-0.key").unlink()
+        launcher = self.spawn("up", "--config", cluster.path)
+        self.assertEqual(launcher.wait(), 1)
+        self.assertRegex(launcher.output, r"/job:worker/task:0 \| tensorlane serve: .*worker-0\.key")
 
     def test_json(self):
         """Every line of stderr is an object that names the task; stdout says when all workers are ready."""
