@@ -1,369 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The handshake thread.
+ * The handshake thread, which makes the handshakes and loads files that have changed.
  *
- * Happy path: a connection waits, with no more than its descriptor, until its peer has sent something; then it gets a
- * session, and takes a step of the handshake whenever there is more to read. What has passed goes to the relay.
- * Connections that are dialled are connected here, too.
+ * Happy path: other threads add connections; the thread waits for all of them, and lets each take a step
+ * (tls_handshake_step.c) when something has come.
  *
  * Failure modes: each handshake has a deadline. There are places for MAX_HANDSHAKES connections that were accepted; one
- * more ends the oldest, so that others are served however many say nothing. A client that speaks HTTP/2 without TLS is
- * told so in its language. Each reason of a refusal is logged at most once a minute for each address. Files that have
- * changed and cannot be used are logged once; what was loaded before stays in use. The pair of sockets behind an
- * accepted connection is made of spare descriptors when there are no others, so that each connection that the listener
- * has accepted with one of its spares is served; the thread opens the spares again when others have been closed.
+ * more ends the oldest, so that others are served however many say nothing. Files that have changed and cannot be used
+ * are logged once; what was loaded before stays in use. The thread opens spare descriptors again when others have been
+ * closed.
  */
 #include "control/tls_handshake.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/list.h"
 #include "base/log.h"
-#include "base/log_limit.h"
 #include "base/thread.h"
-#include "control/listener.h"
+#include "control/tls_handshake_internal.h"
 
 #define MAX_HANDSHAKES 1024
 #define MAX_EVENTS 64
 #define PERIOD_NS TL_NS_PER_SEC
-/* A connection needs so many descriptors for its pair of sockets. */
-#define PAIR_DESCRIPTORS 2
-#define MAX_SPARES (TL_LISTENER_MAX_SPARES * PAIR_DESCRIPTORS)
-
-/* A dial, as its owner sees it. It is freed by its last user: the thread, or the loop when it was posted. */
-struct tl_tls_dial {
-    struct tl_closure closure; /* to the loop, once is_over */
-    struct tl_loop *loop;
-    tl_tls_dialled_fn dialled;
-    void *owner;
-    char label[256];
-    char expected_name[TL_CERTIFICATE_NAME_BYTES]; /* "": any */
-    pthread_mutex_t mutex;                         /* guards these two */
-    bool is_abandoned;
-    bool is_over;
-    int fd; /* the thread's until is_over */
-    struct tl_error failure;
-};
-
-struct handshake {
-    struct tl_list place;     /* in handshakes->added, accepted or dialled */
-    struct tl_tls_dial *dial; /* NULL: it was accepted */
-    tl_tls_accepted_fn accepted;
-    void *context;
-    int connection;
-    bool is_connecting;             /* dialled: TCP is not connected yet */
-    bool is_refused;                /* accepted: was told to use TLS; waits for the client to go */
-    struct tl_tls_session *session; /* NULL: the peer has said nothing yet, or TCP is not connected */
-    int64_t deadline_ns;
-    char target[TL_ENDPOINT_TARGET_BYTES];
-};
-
-struct tl_tls_handshakes {
-    struct tl_tls_relay *relay;
-    struct tl_tls_settings settings;
-    char *strings[5]; /* what the settings refer to */
-    int64_t timeout_ns;
-    int64_t keepalive_timeout_ns;
-    int epoll;
-    int event;
-    pthread_t thread;
-    bool has_thread;
-    pthread_mutex_t mutex; /* guards these two */
-    struct tl_list added;
-    bool is_ending;
-    /* The thread's. */
-    struct tl_tls_context *context;
-    struct tl_list accepted; /* the oldest first */
-    size_t accepted_count;
-    struct tl_list dialled;
-    int spares[MAX_SPARES]; /* [spare_count] */
-    unsigned spare_count;
-    atomic_bool uses_spares;       /* a connection took spares, and not all have been opened again */
-    int64_t period_ns;             /* when files are looked at next */
-    struct tl_log_limit log_limit; /* for each address and reason */
-    uint64_t unlogged_count;       /* refusals since one was logged last */
-    struct tl_error load_failure;  /* what the look before found; code TL_OK: none */
-    bool is_failure_logged;
-};
-
-/* -------------------------------------------------------------------------------------------------------- ends -- */
-
-static void dial_free(struct tl_tls_dial *dial)
-{
-    if (dial->fd >= 0) (void)close(dial->fd);
-    pthread_mutex_destroy(&dial->mutex);
-    free(dial);
-}
-
-static void dial_deliver(struct tl_closure *closure)
-{
-    struct tl_tls_dial *dial = TL_CONTAINER_OF(closure, struct tl_tls_dial, closure);
-    /* Waits for the thread to leave the mutex. */
-    pthread_mutex_lock(&dial->mutex);
-    bool is_abandoned = dial->is_abandoned;
-    pthread_mutex_unlock(&dial->mutex);
-    if (!is_abandoned) {
-        int fd = dial->fd;
-        dial->fd = -1;
-        dial->dialled(dial->owner, fd, &dial->failure);
-    }
-    dial_free(dial);
-}
-
-static bool dial_is_abandoned(struct tl_tls_dial *dial)
-{
-    pthread_mutex_lock(&dial->mutex);
-    bool is_abandoned = dial->is_abandoned;
-    pthread_mutex_unlock(&dial->mutex);
-    return is_abandoned;
-}
-
-static void dial_end(struct tl_tls_dial *dial)
-{
-    pthread_mutex_lock(&dial->mutex);
-    dial->is_over = true;
-    bool is_abandoned = dial->is_abandoned;
-    if (!is_abandoned) tl_loop_post(dial->loop, &dial->closure);
-    pthread_mutex_unlock(&dial->mutex);
-    if (is_abandoned) dial_free(dial);
-}
-
-/* Frees it, without what the relay has taken over (connection -1, session NULL), and ends its dial. */
-static void handshake_end(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
-{
-    tl_list_remove(&handshake->place);
-    if (handshake->dial == NULL) handshakes->accepted_count--;
-    tl_tls_session_destroy(handshake->session);
-    if (handshake->connection >= 0) {
-        /* A duplicate of the descriptor, which a forked process may have, would keep it in epoll. */
-        (void)epoll_ctl(handshakes->epoll, EPOLL_CTL_DEL, handshake->connection, NULL);
-        (void)close(handshake->connection);
-    }
-    if (handshake->dial != NULL) dial_end(handshake->dial);
-    free(handshake);
-}
-
-static void log_refusal(struct tl_tls_handshakes *handshakes, const struct handshake *handshake, const char *reason)
-{
-    char cause[TL_ENDPOINT_TARGET_BYTES + TL_ERROR_MESSAGE_BYTES];
-    const char *port = strrchr(handshake->target, ':'); /* another one for each connection */
-    int address_len = port != NULL ? (int)(port - handshake->target) : 0;
-    snprintf(cause, sizeof(cause), "%.*s %s", address_len, handshake->target, reason);
-    if (!tl_log_limit_passes(&handshakes->log_limit, cause)) {
-        handshakes->unlogged_count++;
-        return;
-    }
-    TL_LOG_AT_WARN("TLS handshake failed", TL_STR("address", handshake->target), TL_STR("reason", reason),
-                   TL_U64("others", handshakes->unlogged_count));
-    handshakes->unlogged_count = 0;
-}
-
-static void handshake_fail(struct tl_tls_handshakes *handshakes, struct handshake *handshake,
-                           const struct tl_error *error)
-{
-    if (handshake->session != NULL) (void)tl_tls_session_flush(handshake->session);
-    if (handshake->dial != NULL) {
-        tl_error_copy(&handshake->dial->failure, error);
-        tl_error_prefix(&handshake->dial->failure, "%s: ", handshake->dial->label);
-    } else {
-        log_refusal(handshakes, handshake, error->message);
-    }
-    handshake_end(handshakes, handshake);
-}
-
-/* ------------------------------------------------------------------------------------------------------- steps -- */
-
-static void wait_for(struct tl_tls_handshakes *handshakes, struct handshake *handshake, uint32_t events)
-{
-    struct epoll_event event = {.events = events, .data.ptr = handshake};
-    (void)epoll_ctl(handshakes->epoll, EPOLL_CTL_MOD, handshake->connection, &event);
-}
-
-/* Opens the spares that are missing, as far as there are descriptors. */
-static void keep_spares(struct tl_tls_handshakes *handshakes)
-{
-    while (handshakes->spare_count < MAX_SPARES) {
-        int fd = fcntl(handshakes->event, F_DUPFD_CLOEXEC, 0);
-        if (fd < 0) return;
-        handshakes->spares[handshakes->spare_count++] = fd;
-    }
-    atomic_store(&handshakes->uses_spares, false);
-}
-
-/* Closes the spares that a pair of sockets needs; false: there are none. */
-static bool make_way(struct tl_tls_handshakes *handshakes)
-{
-    if (handshakes->spare_count < PAIR_DESCRIPTORS) return false;
-    atomic_store(&handshakes->uses_spares, true);
-    for (unsigned i = 0; i < PAIR_DESCRIPTORS; i++)
-        (void)close(handshakes->spares[--handshakes->spare_count]);
-    return true;
-}
-
-/* As tl_tls_relay_add, with spare descriptors when there are no others. What is dialled gets none: links keep their
- * connections for long. */
-static enum tl_status add_to_relay(struct tl_tls_handshakes *handshakes, const struct handshake *handshake, int *ret_fd,
-                                   struct tl_error *ret_error)
-{
-    enum tl_status status = tl_tls_relay_add(handshakes->relay, handshake->connection, handshake->session,
-                                             handshake->target, ret_fd, ret_error);
-    if (status != TL_RESOURCE_EXHAUSTED || handshake->dial != NULL || !make_way(handshakes)) return status;
-    return tl_tls_relay_add(handshakes->relay, handshake->connection, handshake->session, handshake->target, ret_fd,
-                            ret_error);
-}
-
-static void handshake_pass(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
-{
-    struct tl_error error;
-    int fd;
-    (void)epoll_ctl(handshakes->epoll, EPOLL_CTL_DEL, handshake->connection, NULL);
-    int connection = handshake->connection;
-    /* Certificates may have been loaded again since the handshake began. */
-    enum tl_status status = tl_tls_session_recheck(handshake->session, handshakes->context, &error);
-    if (status == TL_OK) status = add_to_relay(handshakes, handshake, &fd, &error);
-    if (status != TL_OK) {
-        handshake_fail(handshakes, handshake, &error);
-        return;
-    }
-    handshake->connection = -1;
-    handshake->session = NULL;
-    if (handshake->dial != NULL) {
-        handshake->dial->fd = fd;
-    } else {
-        handshake->accepted(handshake->context, fd, connection);
-    }
-    handshake_end(handshakes, handshake);
-}
-
-/* What a client that does not use TLS is told: the beginning of HTTP/2, and its end, with a reason that it shows. */
-static void refuse_plain(const struct handshake *handshake)
-{
-    static const char reason[] = "this worker speaks TLS only: give the client security.tls";
-    enum { REASON_BYTES = sizeof(reason) - 1, HEAD_BYTES = 9 + 9 + 8 };
-    static const uint8_t head[HEAD_BYTES] = {
-        0, 0,  0,
-        8, 0,  0,
-        0, 0,  0, /* empty SETTINGS; then a GOAWAY of 8 bytes and the reason, */
-        0, 0,  8 + REASON_BYTES,
-        7, 0,  0,
-        0, 0,  0, /* that nothing was processed, */
-        0, 0,  0,
-        0, 0,  0,
-        0, 12, /* for lack of security (INADEQUATE_SECURITY) */
-    };
-    uint8_t text[HEAD_BYTES + REASON_BYTES];
-    memcpy(text, head, HEAD_BYTES);
-    text[3] = 4;
-    memcpy(text + HEAD_BYTES, reason, REASON_BYTES);
-    (void)send(handshake->connection, text, sizeof(text), MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
-/* Waits for the client to go: the end of the connection could reach it before the reason. */
-static void wait_for_refused(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
-{
-    char unread[4096];
-    ssize_t got = recv(handshake->connection, unread, sizeof(unread), MSG_DONTWAIT);
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) handshake_end(handshakes, handshake);
-}
-
-/* Whether the peer has gone without a word, as those do that only look whether the port is open. */
-static bool is_gone(const struct handshake *handshake)
-{
-    char byte;
-    return recv(handshake->connection, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
-}
-
-/* Whether the first bytes are those of HTTP/2. */
-static bool is_plain(const struct handshake *handshake)
-{
-    static const char preface[] = "PRI * HTTP/2.0";
-    char bytes[sizeof(preface) - 1];
-    return recv(handshake->connection, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT) == (ssize_t)sizeof(bytes) &&
-           memcmp(bytes, preface, sizeof(bytes)) == 0;
-}
-
-/* Makes the session; false: there is none, and will be none. */
-static bool begin_session(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
-{
-    struct tl_tls_dial *dial = handshake->dial;
-    struct tl_error error;
-    enum tl_status status = TL_OK;
-    if (dial == NULL && is_gone(handshake)) {
-        handshake_end(handshakes, handshake);
-        return false;
-    }
-    if (dial == NULL && is_plain(handshake)) {
-        refuse_plain(handshake);
-        log_refusal(handshakes, handshake, "it speaks HTTP/2 without TLS");
-        handshake->is_refused = true;
-        return false;
-    }
-    if (status == TL_OK) {
-        status = tl_tls_session_create(
-            handshakes->context, dial != NULL ? TL_TLS_DIALS : TL_TLS_ACCEPTS, handshake->connection,
-            dial != NULL && dial->expected_name[0] != '\0' ? dial->expected_name : NULL, &handshake->session, &error);
-    }
-    if (status != TL_OK) handshake_fail(handshakes, handshake, &error);
-    return status == TL_OK;
-}
-
-/* Whether TCP is connected; false: the handshake waits, or has ended. */
-static bool finish_connecting(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
-{
-    int error_number = 0;
-    socklen_t length = sizeof(error_number);
-    (void)getsockopt(handshake->connection, SOL_SOCKET, SO_ERROR, &error_number, &length);
-    if (error_number != 0) {
-        struct tl_error error;
-        tl_error_set(&error, TL_UNAVAILABLE, "no TCP connection: %s", strerror(error_number));
-        handshake_fail(handshakes, handshake, &error);
-        return false;
-    }
-    handshake->is_connecting = false;
-    return true;
-}
-
-static void handshake_step(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
-{
-    if (handshake->is_refused) {
-        wait_for_refused(handshakes, handshake);
-        return;
-    }
-    if (handshake->is_connecting && !finish_connecting(handshakes, handshake)) return;
-    if (handshake->session == NULL && !begin_session(handshakes, handshake)) return;
-    struct tl_error error;
-    enum tl_tls_progress progress = tl_tls_session_handshake(handshake->session, &error);
-    if (progress == TL_TLS_ENDED) tl_error_set(&error, TL_UNAVAILABLE, "no TLS connection: it ended the connection");
-    if (progress == TL_TLS_ENDED || progress == TL_TLS_FAILED) {
-        handshake_fail(handshakes, handshake, &error);
-        return;
-    }
-    enum tl_tls_flushed flushed = tl_tls_session_flush(handshake->session);
-    if (flushed == TL_TLS_BROKEN) {
-        tl_error_set(&error, TL_UNAVAILABLE, "no TLS connection: it ended the connection");
-        handshake_fail(handshakes, handshake, &error);
-    } else if (progress == TL_TLS_DONE) {
-        handshake_pass(handshakes, handshake);
-    } else {
-        wait_for(handshakes, handshake, flushed == TL_TLS_BLOCKED ? EPOLLIN | EPOLLOUT : EPOLLIN);
-    }
-}
 
 /* ----------------------------------------------------------------------------------------------------- thread -- */
 
@@ -379,17 +45,17 @@ static void begin(struct tl_tls_handshakes *handshakes, struct handshake *handsh
     struct tl_error error;
     struct epoll_event event = {.events = handshake->is_connecting ? EPOLLOUT : EPOLLIN, .data.ptr = handshake};
     if (handshake->connection < 0) {
-        handshake_fail(handshakes, handshake, &handshake->dial->failure);
+        tls_handshake_fail(handshakes, handshake, &handshake->dial->failure);
     } else if (epoll_ctl(handshakes->epoll, EPOLL_CTL_ADD, handshake->connection, &event) != 0) {
         tl_error_set_errno(&error, errno, "no TLS connection");
-        handshake_fail(handshakes, handshake, &error);
+        tls_handshake_fail(handshakes, handshake, &error);
     }
 }
 
 static void end_late(struct tl_tls_handshakes *handshakes, struct handshake *handshake)
 {
     if (handshake->is_refused) {
-        handshake_end(handshakes, handshake);
+        tls_handshake_end(handshakes, handshake);
         return;
     }
     struct tl_error error;
@@ -398,7 +64,7 @@ static void end_late(struct tl_tls_handshakes *handshakes, struct handshake *han
                  : handshake->session == NULL ? "it said nothing within the connect time-out"
                  : handshake->dial != NULL    ? "the TLS handshake did not end within the connect time-out"
                                               : "its TLS handshake did not end within the connect time-out");
-    handshake_fail(handshakes, handshake, &error);
+    tls_handshake_fail(handshakes, handshake, &error);
 }
 
 static void take_added(struct tl_tls_handshakes *handshakes)
@@ -415,7 +81,7 @@ static void take_added(struct tl_tls_handshakes *handshakes)
         struct tl_error error;
         tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "more than %d handshakes are under way, and this is the oldest",
                      MAX_HANDSHAKES);
-        handshake_fail(handshakes, TL_CONTAINER_OF(handshakes->accepted.next, struct handshake, place), &error);
+        tls_handshake_fail(handshakes, TL_CONTAINER_OF(handshakes->accepted.next, struct handshake, place), &error);
     }
 }
 
@@ -434,8 +100,8 @@ static void end_all_late(struct tl_tls_handshakes *handshakes)
         struct handshake *handshake = TL_CONTAINER_OF(place, struct handshake, place);
         if (now_ns >= handshake->deadline_ns) {
             end_late(handshakes, handshake);
-        } else if (dial_is_abandoned(handshake->dial)) {
-            handshake_end(handshakes, handshake);
+        } else if (tls_dial_is_abandoned(handshake->dial)) {
+            tls_handshake_end(handshakes, handshake);
         }
     }
 }
@@ -504,12 +170,12 @@ static void *run(void *argument)
             if (events[i].data.ptr == NULL)
                 (void)eventfd_read(handshakes->event, &ignored);
             else
-                handshake_step(handshakes, events[i].data.ptr);
+                tls_handshake_step(handshakes, events[i].data.ptr);
         }
         take_added(handshakes);
         end_all_late(handshakes);
         maybe_load(handshakes);
-        keep_spares(handshakes);
+        tls_handshake_keep_spares(handshakes);
     }
     return NULL;
 }
@@ -564,7 +230,7 @@ enum tl_status tl_tls_handshakes_create(const struct tl_tls_options *options, st
         status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS handshakes");
     if (status == TL_OK) status = tl_tls_context_load(&handshakes->settings, &handshakes->context, ret_error);
     if (status == TL_OK) status = open_descriptors(handshakes, ret_error);
-    if (status == TL_OK) keep_spares(handshakes);
+    if (status == TL_OK) tls_handshake_keep_spares(handshakes);
     if (status == TL_OK) status = tl_thread_start("tl-tls-shake", run, handshakes, &handshakes->thread, ret_error);
     if (status != TL_OK) {
         tl_tls_handshakes_destroy(handshakes);
@@ -585,11 +251,11 @@ void tl_tls_handshakes_end(struct tl_tls_handshakes *handshakes)
     pthread_join(handshakes->thread, NULL);
     take_added(handshakes);
     while (!tl_list_is_empty(&handshakes->accepted))
-        handshake_end(handshakes, TL_CONTAINER_OF(handshakes->accepted.next, struct handshake, place));
+        tls_handshake_end(handshakes, TL_CONTAINER_OF(handshakes->accepted.next, struct handshake, place));
     struct tl_error error;
     tl_error_set(&error, TL_CANCELLED, "closed before the TLS handshake ended");
     while (!tl_list_is_empty(&handshakes->dialled))
-        handshake_fail(handshakes, TL_CONTAINER_OF(handshakes->dialled.next, struct handshake, place), &error);
+        tls_handshake_fail(handshakes, TL_CONTAINER_OF(handshakes->dialled.next, struct handshake, place), &error);
 }
 
 void tl_tls_handshakes_destroy(struct tl_tls_handshakes *handshakes)
@@ -645,68 +311,25 @@ void tl_tls_handshakes_accept(struct tl_tls_handshakes *handshakes, int connecti
     (void)add(handshakes, handshake);
 }
 
-/* Begins to connect; -1 with the error. */
-static int connect_to(const char *target, int64_t keepalive_timeout_ns, struct tl_error *ret_error)
-{
-    struct sockaddr_storage address;
-    struct tl_ip ip;
-    const char *port = strrchr(target, ':');
-    if (port == NULL || !tl_endpoint_ip(target, &ip)) {
-        tl_error_set(ret_error, TL_INVALID_ARGUMENT, "\"%s\" is no address that can be dialled", target);
-        return -1;
-    }
-    socklen_t length = tl_ip_to_sockaddr(&ip, (uint16_t)strtoul(port + 1, NULL, 10), &address);
-    int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0) {
-        const int on = 1;
-        int timeout_ms = tl_clock_to_ms(keepalive_timeout_ns);
-        (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-        (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
-        if (connect(fd, (const struct sockaddr *)&address, length) == 0 || errno == EINPROGRESS) return fd;
-    }
-    tl_error_set(ret_error,
-                 errno == EMFILE || errno == ENFILE || errno == ENOMEM ? TL_RESOURCE_EXHAUSTED : TL_UNAVAILABLE,
-                 "no TCP connection: %s", strerror(errno));
-    if (fd >= 0) (void)close(fd);
-    return -1;
-}
-
 enum tl_status tl_tls_handshakes_dial(struct tl_tls_handshakes *handshakes, struct tl_loop *loop,
                                       const struct tl_tls_address *address, tl_tls_dialled_fn dialled, void *owner,
                                       struct tl_tls_dial **ret_dial, struct tl_error *ret_error)
 {
     struct handshake *handshake = calloc(1, sizeof(*handshake));
-    struct tl_tls_dial *dial = calloc(1, sizeof(*dial));
+    struct tl_tls_dial *dial = tls_dial_create(loop, address, dialled, owner);
     if (handshake == NULL || dial == NULL) {
         free(handshake);
-        free(dial);
+        if (dial != NULL) tls_dial_free(dial);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to dial %s", address->label);
     }
-    dial->closure.run = dial_deliver;
-    tl_list_init(&dial->closure.link);
-    dial->loop = loop;
-    dial->dialled = dialled;
-    dial->owner = owner;
-    dial->fd = -1;
-    snprintf(dial->label, sizeof(dial->label), "%s", address->label);
-    snprintf(dial->expected_name, sizeof(dial->expected_name), "%s",
-             address->expected_name != NULL ? address->expected_name : "");
-    pthread_mutex_init(&dial->mutex, NULL);
     tl_list_init(&handshake->place);
     handshake->dial = dial;
     handshake->deadline_ns = address->deadline_ns;
     snprintf(handshake->target, sizeof(handshake->target), "%s", address->target);
-    handshake->connection = connect_to(address->target, handshakes->keepalive_timeout_ns, &dial->failure);
+    handshake->connection = tls_dial_connect(address->target, handshakes->keepalive_timeout_ns, &dial->failure);
     handshake->is_connecting = true;
     *ret_dial = dial;
     if (add(handshakes, handshake)) return TL_OK;
-    dial_free(dial);
+    tls_dial_free(dial);
     return tl_error_set(ret_error, TL_CANCELLED, "%s was not dialled: this process is closing", address->label);
-}
-
-void tl_tls_dial_abandon(struct tl_tls_dial *dial)
-{
-    pthread_mutex_lock(&dial->mutex);
-    dial->is_abandoned = true;
-    pthread_mutex_unlock(&dial->mutex);
 }
