@@ -63,6 +63,26 @@ def lost(log, peer):
     return re.findall(rf'level=warn msg="no data connection" peer={peer}.* reason="([^"]+)"', log())
 
 
+def pinned_bytes():
+    with open("/proc/self/status", encoding="utf-8") as status:
+        return int(re.search(r"^VmPin:\s+(\d+) kB$", status.read(), re.MULTILINE)[1]) * 1024
+
+
+class Idle(unittest.TestCase):
+    """A peer that has written nothing costs little pinned memory, whichever keys it has."""
+    def test_pinned(self):
+        for keys in ("window", "region"):
+            with self.subTest(keys), Worker(cluster(keys), "worker") as here, Worker(cluster(keys), "ps") as there:
+                before = pinned_bytes()
+                there.publish("small", Tensor(b"8 bytes."), 1)
+                here.ask(here.peer(PEER), "small", 1)
+                got, = here.wait(1).values()
+                self.assertEqual(("OK", "inline"), (got.status, got.path), got)
+                of_both = pinned_bytes() - before
+                self.assertGreater(of_both, 0)
+                self.assertLessEqual(of_both, 2 * 2 * MIB)
+
+
 class Cancelled(unittest.TestCase):
     """Receives are cancelled while their bytes come, and their memory is used again as soon as they are over: the
     user's memory under keys of windows, memory of the peer's pool under keys of regions."""
