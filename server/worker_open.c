@@ -354,7 +354,6 @@ static void teach_allocator(void)
 
 static void stop_now(struct tl_worker *worker);
 
-/* Reactors without a thread of their own are driven with the loop. */
 static enum tl_status start_progress(struct tl_worker *worker, enum tl_progress progress, struct tl_error *ret_error)
 {
     struct tl_polled_reactor reactors[TL_MAX_TRANSPORTS];
@@ -457,7 +456,7 @@ static void stop_now(struct tl_worker *worker)
     size_t count = tl_transports_polled(worker, reactors);
     while (!worker->closing.is_stopped) {
         for (size_t i = 0; i < count; i++)
-            (void)tl_reactor_run_once(reactors[i].reactor, 0);
+            if (reactors[i].thread == NULL) (void)tl_reactor_run_once(reactors[i].reactor, 0);
         tl_loop_run_once(worker->loop,
                          tl_transports_count(worker) > 0 ? tl_clock_deadline_ns(TL_NS_PER_MS) : TL_TIME_NEVER);
     }

@@ -182,7 +182,10 @@ static void set_states(struct local_provider *provider, bool is_asleep)
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
         if (pair->state != LOCAL_CONNECTED) continue;
         uint32_t state = provider->sleeps * LOCAL_STATE_SLEEPS;
-        if (is_asleep) state |= LOCAL_STATE_SLEEPING | (pair->rings.is_stalled ? LOCAL_STATE_STALLED : 0);
+        if (is_asleep) {
+            state |= LOCAL_STATE_SLEEPING | (pair->rings.is_stalled ? LOCAL_STATE_STALLED : 0);
+            atomic_store_explicit(&pair->rings.in.head->consumed, pair->rings.in.next, memory_order_release);
+        }
         atomic_store_explicit(&pair->rings.in.head->state, state, memory_order_relaxed);
     }
 }

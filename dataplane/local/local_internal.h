@@ -38,7 +38,8 @@ struct local_ring_head {
     /* The reader writes these three. */
     _Alignas(LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t state;
     _Atomic uint32_t processor; /* the number of the one that it runs on, plus 1; 0: it does not say */
-    _Alignas(LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t consumed; /* slots taken; updated now and then */
+    _Alignas(
+        LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t consumed; /* slots taken; updated now and then, and before a sleep */
     /* The writer writes these two. First: how many LOCAL_SLOT_READ of the reader it has executed. */
     _Alignas(LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t answered;
     /* Second: how many packets it has sent. */
@@ -588,8 +589,14 @@ void local_cancel_works(struct local_pair *pair);
 #define LOCAL_MIN_SPLIT_BYTES (UINT64_C(1) << 20)
 /* Notes that a helper thread, ours or the peer's, begins to read this number of bytes. */
 void local_expect_read(struct local_pair *pair, uint64_t len_bytes);
-/* Wakes the peer if it sleeps, after something was written for it. */
-void local_wake_peer(struct local_pair *pair, bool is_posted);
+/* What was written for the peer. */
+enum local_wake_cause {
+    LOCAL_WAKE_SPACE, /* slots are free again, for which only a stalled peer waits */
+    LOCAL_WAKE_SLOTS,
+    LOCAL_WAKE_ANSWER,
+};
+/* Wakes the peer if it sleeps and does not know it. */
+void local_wake_peer(struct local_pair *pair, enum local_wake_cause cause);
 /* Sends a packet other than HELLO, and counts it in the ring, from which the peer learns that it has a packet
  * to read. Returns false when the packet cannot be sent now, or not any more. */
 bool local_send_counted(struct local_pair *pair, const void *packet, size_t len_bytes, int fd);

@@ -39,7 +39,7 @@ static void consume(struct local_pair *pair)
     uint32_t next = ++pair->rings.in.next;
     if ((next & (pair->rings.in.slot_count / 4 - 1)) != 0 || pair->state != LOCAL_CONNECTED) return;
     atomic_store_explicit(&pair->rings.in.head->consumed, next, memory_order_release);
-    local_wake_peer(pair, false);
+    local_wake_peer(pair, LOCAL_WAKE_SPACE);
 }
 
 /* Completes the read, unless the peer has died or closed the connection meanwhile. */
@@ -56,7 +56,7 @@ static void finish_reading(struct local_pair *pair)
     consume(pair);
     atomic_store_explicit(&pair->rings.out.head->answered, ++pair->rings.answered, memory_order_release);
     pair->rings.has_posted = true;
-    local_wake_peer(pair, true);
+    local_wake_peer(pair, LOCAL_WAKE_ANSWER);
     if (reading->has_immediate) pair->events.immediate(pair->owner, reading->immediate, reading->len_bytes);
 }
 

@@ -72,8 +72,15 @@ static void fill_message(struct local_slot *slot, const void *data, uint32_t len
     if (len_bytes > 0) memcpy(slot->message, data, len_bytes);
 }
 
-void local_wake_peer(struct local_pair *pair, bool is_posted)
+/* Returns whether the peer has taken all slots, so that it knew of them before it went to sleep. */
+static bool has_taken_all(const struct local_ring *ring)
 {
+    return atomic_load_explicit(&ring->head->consumed, memory_order_relaxed) == ring->next;
+}
+
+void local_wake_peer(struct local_pair *pair, enum local_wake_cause cause)
+{
+    bool is_posted = cause != LOCAL_WAKE_SPACE;
     if (is_posted) pair->rings.has_posted = false;
     /* This fence ensures that either the peer sees what was posted, or we see that it sleeps or has closed the ring. */
     atomic_thread_fence(memory_order_seq_cst);
@@ -85,6 +92,7 @@ void local_wake_peer(struct local_pair *pair, bool is_posted)
     if (is_posted) pair->queue.confirmed = pair->queue.executed;
     bool must_wake = (state & LOCAL_STATE_SLEEPING) != 0 && (is_posted || (state & LOCAL_STATE_STALLED) != 0);
     if (!must_wake || state == pair->rings.woken_state) return;
+    if (cause == LOCAL_WAKE_SLOTS && has_taken_all(&pair->rings.out)) return;
     pair->rings.woken_state = state;
     pair->provider->stats.wakes_sent++;
     /* This fails only when the peer has raised the count of its own eventfd to the maximum. */
@@ -235,7 +243,7 @@ unsigned local_execute_posts(struct local_pair *pair)
         events++;
     }
     if (pair->state == LOCAL_CONNECTED && (pair->rings.has_posted || pair->queue.confirmed != pair->queue.executed)) {
-        local_wake_peer(pair, true);
+        local_wake_peer(pair, LOCAL_WAKE_SLOTS);
     }
     return events;
 }

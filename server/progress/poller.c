@@ -21,6 +21,11 @@
 /* Reactors whose provider cannot wake a sleeper are polled that often. */
 #define NAP_NS TL_NS_PER_MS
 
+/* So many requests must have begun before reactors are asked for: each time costs two switches of threads. */
+#define REQUESTS_TO_BORROW 16
+/* How often a borrower tries to rest a reactor before it goes away. */
+#define REST_TRIES 4
+
 /* The helper watches reactors, by their index, and this. */
 #define WATCHED_STOP UINT32_MAX
 
@@ -88,8 +93,12 @@ enum tl_status tl_poller_init(struct tl_poller *poller, struct tl_loop *loop, co
     for (size_t i = 0; i < count; i++) {
         if (reactors[i].spin_ns > poller->spin_ns) poller->spin_ns = reactors[i].spin_ns;
         beat_ns = tl_min_u64(beat_ns, (uint64_t)reactors[i].beat_ns);
+        poller->reactors[i].is_here = reactors[i].thread == NULL;
+        poller->here_count += poller->reactors[i].is_here;
     }
     poller->reactor_count = count;
+    poller->has_helper = poller->here_count > 0;
+    if (!poller->has_helper) return TL_OK;
     poller->beat = *beat;
     poller->beat_ms = (int)tl_min_u64(beat_ns / TL_NS_PER_MS + 1, INT_MAX);
     enum tl_status status = start_helper(poller, ret_error);
@@ -99,10 +108,11 @@ enum tl_status tl_poller_init(struct tl_poller *poller, struct tl_loop *loop, co
 
 void tl_poller_fini(struct tl_poller *poller)
 {
-    if (poller->reactor_count == 0) return;
     uint64_t one = 1;
-    TL_CHECK(write(poller->stop_fd, &one, sizeof(one)) == sizeof(one));
-    pthread_join(poller->helper, NULL);
+    if (poller->has_helper) {
+        TL_CHECK(write(poller->stop_fd, &one, sizeof(one)) == sizeof(one));
+        pthread_join(poller->helper, NULL);
+    }
     release(poller);
 }
 
@@ -128,7 +138,7 @@ static bool run_reactors(const struct tl_poller *poller)
 {
     bool did_work = false;
     for (size_t i = 0; i < poller->reactor_count; i++)
-        did_work |= run_reactor(&poller->reactors[i]);
+        if (poller->reactors[i].is_here) did_work |= run_reactor(&poller->reactors[i]);
     return did_work;
 }
 
@@ -138,8 +148,10 @@ static bool run_closures(const struct tl_poller *poller)
     const struct tl_executor *former = tl_executor_enter(poller->loop_executor);
     bool did_work = tl_loop_run_closures(poller->loop);
     tl_executor_leave(former);
-    for (size_t i = 0; i < poller->reactor_count; i++)
-        if (tl_reactor_is_wanted(poller->reactors[i].reactor)) did_work |= run_reactor(&poller->reactors[i]);
+    for (size_t i = 0; i < poller->reactor_count; i++) {
+        const struct tl_polled_reactor *polled = &poller->reactors[i];
+        if (polled->is_here && tl_reactor_is_wanted(polled->reactor)) did_work |= run_reactor(polled);
+    }
     return did_work;
 }
 
@@ -155,6 +167,8 @@ static bool run_all(struct tl_poller *poller)
     poller->rounds_to_grpc = ROUNDS_PER_GRPC;
     return run_loop(poller, 0) || did_work;
 }
+
+/* ------------------------------------------------------------------------------------------------------ sleeping -- */
 
 /* Ends the sleep of the first `count` reactors. */
 static void end_sleep(const struct tl_poller *poller, size_t count)
@@ -181,10 +195,28 @@ static bool prepare_sleep(const struct tl_poller *poller, bool *ret_can_never)
     return true;
 }
 
+static void rest(struct tl_poller *poller, struct tl_polled_reactor *polled)
+{
+    const struct tl_executor *former = tl_executor_enter(polled->executor);
+    polled->is_here = !tl_reactor_thread_rest(polled->thread);
+    tl_executor_leave(former);
+    if (!polled->is_here) poller->here_count--;
+}
+
+static void rest_all(struct tl_poller *poller)
+{
+    for (size_t i = 0; i < poller->reactor_count; i++)
+        if (poller->reactors[i].is_here) rest(poller, &poller->reactors[i]);
+}
+
 /* Sleeps in the loop until deadline_ns. Returns whether anything was done. */
 static bool sleep_until(struct tl_poller *poller, int64_t deadline_ns)
 {
     bool can_never = false;
+    if (!poller->has_helper) {
+        rest_all(poller);
+        return run_loop(poller, poller->here_count > 0 ? 0 : deadline_ns);
+    }
     if (!prepare_sleep(poller, &can_never)) {
         int64_t nap_ns = can_never ? tl_clock_deadline_ns(NAP_NS) : 0;
         return run_loop(poller, nap_ns < deadline_ns ? nap_ns : deadline_ns);
@@ -200,6 +232,7 @@ static int64_t helper_until_ns(const struct tl_poller *poller)
 {
     int64_t until_ns = 0;
     for (unsigned i = 0; i < poller->reactor_count; i++) {
+        if (!poller->reactors[i].is_here) continue;
         int64_t its_ns = tl_reactor_provider(poller->reactors[i].reactor)->helper_until_ns;
         if (its_ns > until_ns) until_ns = its_ns;
     }
@@ -209,8 +242,10 @@ static int64_t helper_until_ns(const struct tl_poller *poller)
 /* Returns whether the peers of a reactor run on this processor. It is assumed that what is awaited comes from them. */
 static bool shares_processor(const struct tl_poller *poller)
 {
-    for (size_t i = 0; i < poller->reactor_count; i++)
-        if (tl_reactor_shares_processor(poller->reactors[i].reactor)) return true;
+    for (size_t i = 0; i < poller->reactor_count; i++) {
+        const struct tl_polled_reactor *polled = &poller->reactors[i];
+        if (polled->is_here && tl_reactor_shares_processor(polled->reactor)) return true;
+    }
     return false;
 }
 
@@ -230,10 +265,56 @@ static bool spin(struct tl_poller *poller, int64_t now_ns, int64_t deadline_ns)
 
 bool tl_poller_run(struct tl_poller *poller, int64_t deadline_ns)
 {
-    if (poller->reactor_count == 0) return run_loop(poller, deadline_ns);
+    if (poller->here_count == 0) return run_loop(poller, deadline_ns);
     if (run_all(poller)) return true;
     if (deadline_ns == 0) return false;
     int64_t now_ns = tl_clock_now_ns();
     if (poller->busy_count > 0 && poller->spin_ns > 0 && spin(poller, now_ns, deadline_ns)) return true;
     return now_ns < deadline_ns && sleep_until(poller, deadline_ns);
+}
+
+/* --------------------------------------------------------------------------------------------------- borrowing -- */
+
+/* Takes a reactor that rests. Returns whether it is here now. */
+static bool take(struct tl_poller *poller, struct tl_polled_reactor *polled)
+{
+    const struct tl_executor *former = tl_executor_enter(polled->executor);
+    polled->is_here = tl_reactor_thread_borrow(polled->thread);
+    tl_executor_leave(former);
+    poller->here_count += polled->is_here;
+    return polled->is_here;
+}
+
+void tl_poller_borrow(struct tl_poller *poller)
+{
+    if (poller->busy_count > TL_POLLER_FEW_REQUESTS) {
+        tl_poller_give_back(poller);
+        return;
+    }
+    if (poller->here_count == poller->reactor_count) return;
+    bool is_asking = poller->begun_count >= REQUESTS_TO_BORROW;
+    if (is_asking) poller->begun_count = 0;
+    for (size_t i = 0; i < poller->reactor_count; i++) {
+        struct tl_polled_reactor *polled = &poller->reactors[i];
+        if (!polled->is_here && !take(poller, polled) && is_asking) tl_reactor_thread_ask(polled->thread);
+    }
+}
+
+void tl_poller_rest(struct tl_poller *poller)
+{
+    for (unsigned i = 0; i < REST_TRIES && tl_poller_has_borrowed(poller); i++) {
+        rest_all(poller);
+        if (run_reactors(poller)) (void)run_closures(poller);
+    }
+}
+
+void tl_poller_give_back(struct tl_poller *poller)
+{
+    for (size_t i = 0; i < poller->reactor_count; i++) {
+        struct tl_polled_reactor *polled = &poller->reactors[i];
+        if (polled->thread == NULL || !polled->is_here) continue;
+        polled->is_here = false;
+        poller->here_count--;
+        tl_reactor_thread_give_back(polled->thread);
+    }
 }

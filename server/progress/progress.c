@@ -51,8 +51,10 @@ static void hand_on(struct tl_progress_engine *progress)
 /* Runs one round. The mutex is held before and after it, and free meanwhile. Returns whether anything was done. */
 static bool run_locked(struct tl_progress_engine *progress, int64_t deadline_ns)
 {
+    bool is_borrowing = progress->is_parked;
     progress->is_running = true;
     pthread_mutex_unlock(&progress->mutex);
+    if (is_borrowing) tl_poller_borrow(&progress->poller);
     bool did_work = tl_poller_run(&progress->poller, deadline_ns);
     pthread_mutex_lock(&progress->mutex);
     progress->is_running = false;
@@ -87,6 +89,7 @@ static void park(struct tl_progress_engine *progress)
             rounds = progress->caller_rounds;
         }
     }
+    tl_poller_give_back(&progress->poller);
     __atomic_store_n(&progress->is_parked, false, __ATOMIC_RELAXED);
     progress->is_thread_wanted = false;
     progress->is_leave_awaited = false;
@@ -239,9 +242,22 @@ static void enter(struct tl_progress_engine *progress, struct tl_wait *wait)
     tl_list_push_back(&progress->waits, &wait->link);
 }
 
+/* Rests the reactors that callers have borrowed, because no caller waits any more. The mutex is free meanwhile. */
+static void rest_locked(struct tl_progress_engine *progress)
+{
+    if (!progress->is_parked || progress->is_running || !tl_list_is_empty(&progress->waits)) return;
+    if (!tl_poller_has_borrowed(&progress->poller)) return;
+    progress->is_running = true;
+    pthread_mutex_unlock(&progress->mutex);
+    tl_poller_rest(&progress->poller);
+    pthread_mutex_lock(&progress->mutex);
+    progress->is_running = false;
+}
+
 static void leave(struct tl_progress_engine *progress, struct tl_wait *wait)
 {
     tl_list_remove(&wait->link);
+    rest_locked(progress);
     hand_on(progress);
     if (progress->mode == TL_PROGRESS_CALLER) return;
     progress->last_left_ns = tl_clock_now_ns();

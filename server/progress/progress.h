@@ -11,6 +11,9 @@
  * close succession the thread parks and the callers run the rounds, as above. It takes the loop back when they have
  * stopped for a moment, or at once when work is posted that no caller waits for (tl_progress_post).
  *
+ * A reactor with a thread is borrowed from it by such callers (server/progress/reactor_thread.h), and rests when the
+ * last of them leaves.
+ *
  *     RUNNING --park wanted--> PARKED --no round for a while, or work was posted--> RUNNING
  */
 #ifndef SERVER_PROGRESS_PROGRESS_H
@@ -68,7 +71,7 @@ void tl_progress_post_all(struct tl_progress_engine *progress, struct tl_list *c
  * Thread: the loop's owner. */
 static inline void tl_progress_busy(struct tl_progress_engine *progress, int change)
 {
-    progress->poller.busy_count += change;
+    tl_poller_busy(&progress->poller, change);
 }
 
 /* Returns how many rounds have ended, for tl_progress_step. Thread: any. */

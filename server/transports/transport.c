@@ -26,16 +26,6 @@ static void post(const struct tl_executor *executor, struct tl_closure *closure)
     tl_reactor_post(transport->reactor, closure);
 }
 
-static void *run(void *context)
-{
-    struct tl_transport *transport = context;
-    const struct tl_executor *former = tl_executor_enter(&transport->executor);
-    while (!__atomic_load_n(&transport->is_stopping, __ATOMIC_ACQUIRE))
-        (void)tl_reactor_run_once(transport->reactor, TL_TIME_NEVER);
-    tl_executor_leave(former);
-    return NULL;
-}
-
 /* ----------------------------------------------------------------------------------------------------- opening -- */
 
 #define DEFAULT_MEMORY_BYTES (UINT64_C(1) << 30)
@@ -134,7 +124,8 @@ static enum tl_status build(struct tl_transport *transport, const struct tl_tran
                                   &transport->serving, &transport->engine, ret_error);
     }
     if (status == TL_OK && has_thread) {
-        status = tl_thread_start("tl-reactor", run, transport, &transport->thread, ret_error);
+        status = tl_reactor_thread_start(&transport->thread, transport->reactor, &transport->executor,
+                                         transport->worker->loop, ret_error);
         transport->has_thread = status == TL_OK;
     }
     return status;
@@ -179,11 +170,7 @@ void tl_transport_destroy(struct tl_transport *transport)
 {
     if (transport == NULL) return;
     TL_CHECK(tl_list_is_empty(&transport->sessions));
-    if (transport->has_thread) {
-        __atomic_store_n(&transport->is_stopping, true, __ATOMIC_RELEASE);
-        tl_reactor_wake(transport->reactor);
-        pthread_join(transport->thread, NULL);
-    }
+    if (transport->has_thread) tl_reactor_thread_stop(&transport->thread);
     const struct tl_executor *former = tl_executor_enter(&transport->executor);
     tl_engine_destroy(transport->engine);
     /* The registration thread may still be in the call that has posted the last closure to the reactor. */
@@ -231,8 +218,8 @@ static void query_came(struct tl_closure *closure)
 static void ask(struct tl_transport *transport, struct query *query)
 {
     query->transport = transport;
-    if (!transport->has_thread) {
-        answer(query);
+    if (!transport->has_thread || tl_reactor_thread_has_lent(&transport->thread)) {
+        answer(query); /* the reactor is this thread's */
         return;
     }
     query->closure.run = query_came;

@@ -4,21 +4,20 @@
  * has several (server/transports/transports.h).
  *
  * Happy path: the settings determine which devices can be chosen; the first one through which a write has been verified
- * is taken (server/transports/transport_choice.h); memory is registered; the reactor gets a thread of its own
- * (TL_PROGRESS_THREAD) or runs in the rounds of the loop (server/progress/poller.h); connections to peers are sessions
- * (server/peers/session.h); a serving that belongs to the reactor looks up what peers request. Failure modes: if no
- * device can be used there is no transport, and a reason is kept.
+ * is taken (server/transports/transport_choice.h); memory is registered; the reactor gets a thread, which can lend it
+ * (TL_PROGRESS_THREAD, server/progress/reactor_thread.h), or runs in the rounds of the loop (server/progress/poller.h);
+ * connections to peers are sessions (server/peers/session.h); a serving that belongs to the reactor looks up what peers
+ * request. Failure modes: if no device can be used there is no transport, and a reason is kept.
  *
  * Thread: the loop's owner, unless a function says otherwise. The reactor's objects are reached by closures only.
  */
 #ifndef SERVER_TRANSPORTS_TRANSPORT_H
 #define SERVER_TRANSPORTS_TRANSPORT_H
 
-#include <pthread.h>
-
 #include "config/config.h"
 #include "control/client.h"
 #include "dataplane/engine/engine.h"
+#include "server/progress/reactor_thread.h"
 #include "server/transfers/serving.h"
 #include "server/transports/transport_choice.h"
 
@@ -104,9 +103,8 @@ struct tl_transport {
     char *not_tried;                           /* candidates after the chosen one; "": none */
     struct tl_transport_candidate *candidates; /* all candidates */
     unsigned order;                            /* index of the candidate that is open */
-    pthread_t thread;
+    struct tl_reactor_thread thread;
     bool has_thread;
-    bool is_stopping; /* tells the thread to stop; any thread, atomic */
 
     struct tl_outbox to_reactor; /* the loop's */
     struct tl_outbox to_loop;    /* the reactor's */

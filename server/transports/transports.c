@@ -152,11 +152,12 @@ size_t tl_transports_polled(const struct tl_worker *worker, struct tl_polled_rea
 {
     size_t count = 0;
     for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
-        const struct tl_transport *transport = worker->data_plane.transports[i].transport;
-        if (transport == NULL || transport->has_thread) continue;
+        struct tl_transport *transport = worker->data_plane.transports[i].transport;
+        if (transport == NULL) continue;
         ret_reactors[count++] =
             (struct tl_polled_reactor){.reactor = transport->reactor,
                                        .executor = &transport->executor,
+                                       .thread = transport->has_thread ? &transport->thread : NULL,
                                        .spin_ns = transport->options.reactor.spin_ns,
                                        .beat_ns = transport->options.engine.peer_timeout_ns / BEATS_PER_PEER_TIMEOUT};
     }

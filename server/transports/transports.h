@@ -53,7 +53,7 @@ void tl_transports_require(const struct tl_worker *worker, enum tl_status code, 
 struct tl_transport *tl_transport_needing_regions(const struct tl_worker *worker);
 /* Returns how many transports are open. */
 size_t tl_transports_count(const struct tl_worker *worker);
-/* Lists the reactors that have no thread; ret_reactors has TL_MAX_TRANSPORTS places. Returns how many. */
+/* Lists the reactors; ret_reactors has TL_MAX_TRANSPORTS places. Returns how many. */
 size_t tl_transports_polled(const struct tl_worker *worker, struct tl_polled_reactor *ret_reactors);
 /* Adds up the counters of all transports. Blocks: as tl_transport_get_stats. */
 void tl_transports_get_stats(struct tl_worker *worker, struct tl_engine_stats *ret_engine,

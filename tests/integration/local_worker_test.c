@@ -4,6 +4,8 @@
  * a loop test says which of the sender and the receiver have threads.
  */
 #include <check.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -232,6 +234,72 @@ START_TEST(published_tensor_arrives_while_many_others_are_awaited)
 }
 END_TEST
 
+/* ------------------------------------------------------------------------------------------- lending the reactor -- */
+
+#define ROUND 200
+
+static const struct tl_reactor_thread *thread_of(unsigned task)
+{
+    return &cluster.workers[task]->data_plane.transports[0].transport->thread;
+}
+
+static void receive_some(void)
+{
+    for (unsigned i = 0; i < ROUND; i++)
+        tl_tensor_put(cluster_recv_wait(cluster.workers[1], 0, "small", 1));
+}
+
+/* A program that waits again and again drives the reactor, which serves peers also when the program waits no more. */
+START_TEST(waiting_callers_borrow_the_reactor)
+{
+    open_pair(0, NULL);
+    struct tl_tensor *tensor = cluster_tensor(8, 7);
+    for (unsigned task = 0; task < 2; task++)
+        cluster_publish(cluster.workers[task], "small", 1, tensor);
+    tl_tensor_put(tensor);
+    for (unsigned i = 0; i < 10; i++) {
+        uint64_t lent = atomic_load(&thread_of(1)->lent_count);
+        do
+            receive_some();
+        while (atomic_load(&thread_of(1)->lent_count) == lent);
+        ck_assert_uint_ge(cluster_stats(cluster.workers[1]).tensors_received, ROUND);
+        /* The other way, with a queue that is not waited at. */
+        struct tl_completion got;
+        struct tl_cq *cq = cluster_cq();
+        cluster_recv(cluster.workers[0], 1, "small", 1, cq);
+        CLUSTER_UNTIL(tl_cq_poll(cq, &got, 1) == 1);
+        ck_assert_msg(got.status.code == TL_OK, "%s", got.status.message);
+        tl_tensor_put(got.tensor);
+        tl_cq_destroy(cq);
+    }
+    ck_assert_uint_eq(atomic_load(&thread_of(0)->lent_count), 0);
+    teardown();
+}
+END_TEST
+
+static void *receive_in_thread(void *argument)
+{
+    receive_some();
+    return argument;
+}
+
+START_TEST(callers_in_several_threads_share_the_reactor)
+{
+    pthread_t threads[4];
+    open_pair(0, NULL);
+    struct tl_tensor *tensor = cluster_tensor(8, 7);
+    cluster_publish(cluster.workers[0], "small", 1, tensor);
+    tl_tensor_put(tensor);
+    do {
+        for (unsigned i = 0; i < 4; i++)
+            ck_assert_int_eq(pthread_create(&threads[i], NULL, receive_in_thread, NULL), 0);
+        for (unsigned i = 0; i < 4; i++)
+            pthread_join(threads[i], NULL);
+    } while (atomic_load(&thread_of(1)->lent_count) == 0);
+    teardown();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("local_worker");
@@ -242,6 +310,11 @@ int main(void)
     tcase_add_loop_test(tcase, small_tensor_in_a_large_allocation_is_copied_twice, 0, 2);
     tcase_add_test(tcase, published_value_leaves_with_the_call);
     tcase_add_loop_test(tcase, published_tensor_arrives_while_many_others_are_awaited, 0, 2);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("lending");
+    tcase_set_timeout(tcase, 100);
+    tcase_add_test(tcase, waiting_callers_borrow_the_reactor);
+    tcase_add_test(tcase, callers_in_several_threads_share_the_reactor);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -413,6 +413,26 @@ START_TEST(a_sleeper_is_woken_once)
 }
 END_TEST
 
+/* A reader that has taken everything before it went to sleep knows it: the writer, which looks after the fact, does not
+ * wake it. */
+START_TEST(a_sleeper_that_knows_is_left_alone)
+{
+    for (unsigned i = 1; i <= 100; i++) {
+        side_message(&a, "one", 3, NULL);
+        PUMP_UNTIL(b.messages == i);
+        settle(&b);
+        ck_assert(tl_provider_arm(b.provider));
+        ck_assert_uint_eq(b.provider->ops->poll(b.provider), 0);
+        uint64_t before = wakes(&a);
+        local_wake_peer(local_pair_of(a.pair), LOCAL_WAKE_SLOTS);
+        ck_assert_uint_eq(wakes(&a), before);
+        local_wake_peer(local_pair_of(a.pair), LOCAL_WAKE_ANSWER);
+        ck_assert_uint_eq(wakes(&a), before + 1);
+        tl_provider_disarm(b.provider);
+    }
+}
+END_TEST
+
 static bool shares_processor(const struct side *side)
 {
     return side->provider->ops->shares_processor(side->provider);
@@ -778,6 +798,7 @@ int main(void)
     tcase_add_loop_test(tcase, places_that_cannot_be, 0, 5);
     tcase_add_test(tcase, no_system_call_between_two_that_are_awake);
     tcase_add_test(tcase, a_sleeper_is_woken_once);
+    tcase_add_test(tcase, a_sleeper_that_knows_is_left_alone);
     tcase_add_test(tcase, a_wake_comes_through_the_eventfd);
     tcase_add_test(tcase, peers_on_one_processor);
     tcase_add_test(tcase, an_eventfd_at_its_maximum);
