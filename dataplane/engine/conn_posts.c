@@ -209,6 +209,15 @@ static void maybe_complete(struct tl_conn *conn)
         requests_complete_fetches(conn);
 }
 
+/* Requests begin when those before them have left: what they touch is in the caches still when they are composed.
+ * Returns true when there are more for another round. */
+static bool begin_requests(struct tl_conn *conn)
+{
+    struct tl_list *queue = &conn->posts.slot_queues[0];
+    if (conn->requests.unplaced_count == 0) run_queue(conn, queue, true);
+    return tl_list_is_empty(queue) && requests_begin(conn);
+}
+
 static void pump(struct tl_closure *closure)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(closure, struct tl_conn, posts.pump_closure);
@@ -221,7 +230,7 @@ static void pump(struct tl_closure *closure)
     if (conn->requests.unplaced_count > 0) tl_list_splice_back(&conn->requests.finished, &conn->requests.unplaced);
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
         maybe_complete(conn); /* the worker may ask for more, which this doorbell posts as well */
-        if (!tl_list_is_empty(&conn->requests.waiting)) has_more = requests_begin(conn);
+        if (!tl_list_is_empty(&conn->requests.waiting)) has_more = begin_requests(conn);
         run_queue(conn, &posts->space_queue, false);
         /* An answer gives our slots back. A ping does not. */
         for (unsigned rank = 0; rank < POST_RANKS && conn->requests.unplaced_count == 0; rank++)
