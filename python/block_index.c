@@ -29,7 +29,7 @@ struct sought {
 static bool hash_key(PyObject *key, XXH128_hash_t *ret_hash)
 {
     Py_ssize_t len = 0;
-    const char *text = PyUnicode_Check(key) ? PyUnicode_AsUTF8AndSize(key, &len) : NULL;
+    const char *text = key != NULL && PyUnicode_Check(key) ? PyUnicode_AsUTF8AndSize(key, &len) : NULL;
     PyErr_Clear();
     if (text == NULL) return false;
     *ret_hash = XXH3_128bits(text, (size_t)len);
@@ -56,11 +56,11 @@ static void set(_Atomic uint64_t *number, uint64_t value)
 
 /* ------------------------------------------------------------------------------------------------------ owner -- */
 
-/* Nothing that is written afterwards can be seen by a reader that still sees the block. */
+/* Nothing that is written afterwards, past the caches included, can be seen by a reader that still sees the block. */
 static void clear(struct entry *entry)
 {
     set(&entry->stamp, 0);
-    atomic_thread_fence(memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
 }
 
 static void add(const Py_buffer *index, XXH128_hash_t hash, uint64_t begin, uint64_t size, uint64_t stamp)
@@ -136,8 +136,9 @@ static bool read_keys(PyObject *keys, PyObject *into, struct sought *sought, Py_
 {
     for (Py_ssize_t i = 0; i < count; i++) {
         sought[i].has_hash = hash_key(PyList_GetItem(keys, i), &sought[i].hash);
+        PyObject *one = into != NULL ? PyList_GetItem(into, i) : NULL;
         if (into == NULL) continue;
-        if (PyObject_GetBuffer(PyList_GetItem(into, i), &sought[i].into, PyBUF_WRITABLE) != 0) return false;
+        if (one == NULL || PyObject_GetBuffer(one, &sought[i].into, PyBUF_WRITABLE) != 0) return false;
     }
     return true;
 }

@@ -55,7 +55,7 @@ PAGE_BYTES = 4096
 INDEXED_BYTES = 16 << 10
 MIN_ENTRIES = 1024
 ENTRY_BYTES = 40  # as python/block_index.c has it
-# A client says so late which blocks it has found in the index.
+# A client says so often, at most, which blocks it has found in the index.
 USED_SEC = 0.1
 # Python's other threads run between copies of so many bytes.
 COPY_BYTES = 1 << 20
@@ -259,8 +259,12 @@ class Blocks:
         self._reclaim()
 
     def hold(self, claim, blocks):
-        """Has what was received into memory with a reservation, unseen until keep(claim)."""
+        """Has what was received into memory with a reservation, unseen until keep(claim). Earlier blocks of these keys
+        are found by asking alone, which comes after the keeping."""
         self._give_back(claim)
+        for key, _ in blocks:
+            if key in self._blocks:
+                _tensorlane._index_remove(self._index, key, self._blocks[key].stamp)
         self._received[claim] = time.monotonic() + LEASE_SEC, blocks
 
     def keep(self, claim):
@@ -513,7 +517,6 @@ class Client:
         self._incarnation = 0  # of the owner that this client has met
         self._used = {}  # keys of blocks that were found in the index, which the owner does not know yet
         self._saying = None
-        self._kept = {}  # key -> number of the request that keeps what was set, of which the index may not know yet
         self._stage = None
         self._stage_room = None
         self._meeting = None
@@ -544,6 +547,7 @@ class Client:
         asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._memory = self._index = self._stage = None
         if self._endpoint.is_open:
             self._endpoint.worker.close(0)
         self._loop.close()
@@ -561,7 +565,8 @@ class Client:
 
     def get(self, keys: Sequence[str], into: Sequence[Buffer]) -> list[bool]:
         """Receives blocks into memory of their size, which can be written. Returns of each whether it was there and
-        came; what the others have is undefined. Raises what set raises."""
+        came; what the others have is undefined. Raises what set raises, and ValueError: there is not one for each key.
+        """
         return self.submit(self.get_async, keys, into).result()
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
@@ -596,7 +601,12 @@ class Client:
         return await self._guarded(keys, self._set(keys, blocks))
 
     async def get_async(self, keys, into):
-        return await self._guarded(keys, self._get(keys, [memoryview(one).cast("B") for one in into]))
+        into = [memoryview(one).cast("B") for one in into]
+        if len(into) != len(keys):
+            raise ValueError(f"there are {len(keys)} keys and memory for {len(into)} blocks")
+        if any(one.readonly for one in into):
+            raise TypeError("there is memory for a block that cannot be written")
+        return await self._guarded(keys, self._get(keys, into))
 
     async def exists_async(self, keys):
         return await self._guarded(keys, self._exists(keys))
@@ -612,6 +622,7 @@ class Client:
         if time.monotonic() < self._rests_until:
             call.close()
             return [False] * len(keys)
+        meeting = self._meeting
         try:
             result = await self._watched(call)
             self._last_failure = None
@@ -621,6 +632,8 @@ class Client:
             if text != self._last_failure:
                 self._logger.warning("the cache at %s is not used: %s", self._owner, error)
             self._last_failure = text
+            if meeting is not None and self._meeting is not meeting and self._has_met():
+                return [False] * len(keys)  # another call has met the next owner meanwhile
             if isinstance(error, (TimeoutError, Unavailable)) or not self._has_met():
                 self._rests_until = time.monotonic() + REST_SEC
                 if self._has_met():
@@ -677,6 +690,9 @@ class Client:
             self._memory = await self._endpoint.map(peer, "kv/memory", MAP_SEC)
         if self._memory is not None:
             self._index = await self._endpoint.map(peer, "kv/index", MAP_SEC)
+        if self._endpoint.info(peer).incarnation != self._incarnation:
+            self._memory = self._index = None  # they are of two processes, perhaps
+            raise Unavailable(f"another process began at {self._owner} while its memory was mapped")
         if self._stage is None and self._memory is not None:
             tensor = empty((STAGE_BYTES,), "U8", shared=True)
             worker.publish("kv/stage", tensor)
@@ -713,8 +729,9 @@ class Client:
         try:
             await self._say(request, number)
             answer = json.loads(bytes(await reply))
-            while self._kept and next(iter(self._kept.values())) < number:
-                del self._kept[next(iter(self._kept))]
+            if request["do"] in ("get", "exists") and not (isinstance(answer, list) and
+                                                           len(answer) == len(request["keys"])):
+                raise Unavailable(f"{self._owner} does not answer as an owner of blocks")
             return answer
         finally:
             reply.cancel()
@@ -765,11 +782,7 @@ class Client:
         number = number or self._take_number()
         taken = await self._ask(request, number)
         if taken != "no place" and True in taken:
-            keeping = self._take_number()
-            for key in itertools.compress(request["keys"], taken):
-                self._kept.pop(key, None)  # it is the last one then
-                self._kept[key] = keeping
-            await self._say({"do": "keep", "keys": [], "of": number}, keeping)
+            await self._say({"do": "keep", "keys": [], "of": number}, self._take_number())
         return taken
 
     async def _get(self, keys, into):
@@ -794,17 +807,18 @@ class Client:
         if self._index is None or self._endpoint.info(self._peer()).state != "up":
             return [False] * len(keys)
         found = _tensorlane._index_read(self._index, self._memory,
-                                        [None if key in self._kept else key for key in keys], into)
+                                        [key if isinstance(key, str) else None for key in keys], into)
         self._used.update(dict.fromkeys(itertools.compress(keys, found)))
         if self._used and (self._saying is None or self._saying.done()):
             self._saying = asyncio.ensure_future(self._say_used())
         return found
 
     async def _say_used(self):
-        await asyncio.sleep(USED_SEC)
+        """Says at once what was found, so that it stays until it is got, and what is found meanwhile soon."""
         try:
-            if self._used:
+            while self._used:
                 await self._say({"do": "used", "keys": []}, self._take_number())
+                await asyncio.sleep(USED_SEC)
         except Error:  # the owner is gone
             pass
 

@@ -81,7 +81,9 @@ class SGLang(Owned):
 
     def test_an_owner_that_dies_in_the_middle(self):
         storage, pages = self.make(), self.pages()
-        for call, expected in ((lambda: self.get_all(storage), [None] * 8),
+        # The owner is asked about the one that is not there.
+        for call, expected in ((lambda: storage.batch_get([*pages, "none"], [*pages.values(), torch.empty(1)]),
+                                [None] * 9),
                                (lambda: storage.batch_set(list(pages), list(pages.values())), False)):
             self.set_again(storage)
             self.owner.send_signal(signal.SIGSTOP)
@@ -210,13 +212,14 @@ class VLLM(Owned):
         self.tier.submit_store(self.job(1, self.keys, range(16), False))
         self.assertTrue(self.finish().success)
         self.owner.send_signal(signal.SIGSTOP)
-        self.tier.submit_load(self.job(2, self.keys, range(16), True))
+        # The owner is asked about the one that is not there.
+        self.tier.submit_load(self.job(2, [*self.keys, make_offload_key(b"none", 0)], range(17), True))
         self.tier.submit_store(self.job(3, self.keys, range(16), False))
         self.owner.kill()
         self.tier.drain_jobs()
         results = {result.job_id: result for result in self.tier.get_finished_jobs()}
         self.assertEqual((results[2].successful_keys, results[3].success), ([], False))
-        self.assertIs(self.look_up(self.keys[0]), LookupResult.MISS)
+        self.assertIs(self.look_up(self.keys[1]), LookupResult.MISS)
 
 
 if __name__ == "__main__":
