@@ -165,12 +165,21 @@ void tl_cq_detach_all(struct tl_progress_engine *progress)
         usleep(DETACH_PAUSE_US);
 }
 
-bool tl_cq_is_waited(struct tl_cq *cq)
+static bool is_waited(struct tl_cq *cq, const struct tl_progress_engine *progress)
 {
     pthread_mutex_lock(&cq->mutex);
-    bool is_waited = cq->is_waited;
+    bool is_waited = cq->is_waited && cq->progress == progress;
     pthread_mutex_unlock(&cq->mutex);
     return is_waited;
+}
+
+void tl_cq_post(struct tl_cq *cq, struct tl_progress_engine *progress, struct tl_closure *closure)
+{
+    if (cq == NULL || is_waited(cq, progress)) {
+        tl_loop_post(progress->loop, closure);
+    } else {
+        tl_progress_post(progress, closure);
+    }
 }
 
 static void fd_signal(int fd)
@@ -283,7 +292,7 @@ size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_
     struct tl_list items;
     tl_list_init(&items);
     pthread_mutex_lock(&cq->mutex);
-    cq->is_waited = true;
+    cq->is_waited = timeout_ns > 0;
     while (tl_list_is_empty(&cq->items) && is_in_time)
         is_in_time = cq->progress != NULL ? progress_until(cq, deadline_ns) : sleep_until(cq, deadline_ns);
     take_items(cq, &items, capacity);

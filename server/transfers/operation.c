@@ -354,11 +354,7 @@ tl_op_id op_call_submit(struct op_call *call, uint64_t id_count)
     tl_op_id id = take_ids(worker, id_count);
     call->id = id;
     __atomic_fetch_add(&worker->operations.open_ops, id_count, __ATOMIC_RELAXED);
-    if (call->cq == NULL || tl_cq_is_waited(call->cq)) {
-        tl_loop_post(worker->loop, &call->closure);
-    } else {
-        tl_progress_post(&worker->progress, &call->closure);
-    }
+    tl_cq_post(call->cq, &worker->progress, &call->closure);
     return id;
 }
 

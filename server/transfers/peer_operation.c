@@ -574,11 +574,7 @@ static void submit(struct tl_peer_op *op, struct tl_cq *cq, void *user_data, tl_
     op->cq = cq;
     op->user_data = user_data;
     tl_op_id id = take_id(op);
-    if (tl_cq_is_waited(cq)) {
-        tl_loop_post(op->worker->loop, &op->closure);
-    } else {
-        tl_progress_post(&op->worker->progress, &op->closure);
-    }
+    tl_cq_post(cq, &op->worker->progress, &op->closure);
     if (ret_op != NULL) *ret_op = id;
 }
 

@@ -151,10 +151,10 @@ enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_progress_engine *progres
     return TL_OK;
 }
 
-bool tl_cq_is_waited(struct tl_cq *cq)
+void tl_cq_post(struct tl_cq *cq, struct tl_progress_engine *progress, struct tl_closure *closure)
 {
     (void)cq;
-    return false;
+    tl_progress_post(progress, closure);
 }
 
 void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item, const struct tl_progress_engine *progress)

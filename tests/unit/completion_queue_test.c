@@ -49,6 +49,20 @@ void tl_loop_wake(struct tl_loop *loop)
     wake_count++;
 }
 
+static unsigned loop_posts, thread_posts;
+
+void tl_loop_post(struct tl_loop *loop, struct tl_closure *closure)
+{
+    (void)loop, (void)closure;
+    loop_posts++;
+}
+
+void tl_progress_post(struct tl_progress_engine *progress, struct tl_closure *closure)
+{
+    (void)progress, (void)closure;
+    thread_posts++;
+}
+
 static void take(struct tl_cq_item *item, struct tl_completion *ret_completion)
 {
     *ret_completion = (struct tl_completion){.user_data = item};
@@ -87,7 +101,7 @@ static void attach(struct tl_progress_engine *engine)
 static size_t wait_briefly(void)
 {
     struct tl_completion completions[4];
-    return tl_cq_wait(cq, completions, TL_ARRAY_COUNT(completions), 0);
+    return tl_cq_wait(cq, completions, TL_ARRAY_COUNT(completions), 1);
 }
 
 /* ------------------------------------------------------------------------------------------------------- tests -- */
@@ -212,17 +226,38 @@ START_TEST(worker_without_thread_keeps_its_readers)
 }
 END_TEST
 
-START_TEST(latest_look_was_a_wait)
+/* Returns whether work of the worker is left to a wait that makes its progress. */
+static bool is_left_to_a_wait(struct tl_progress_engine *engine)
+{
+    struct tl_closure closure;
+    loop_posts = thread_posts = 0;
+    tl_cq_post(cq, engine, &closure);
+    ck_assert_uint_eq(loop_posts + thread_posts, 1);
+    return loop_posts == 1;
+}
+
+START_TEST(work_is_left_to_a_wait_that_follows)
 {
     struct tl_completion completion;
-    ck_assert(!tl_cq_is_waited(cq));
+    attach(&threaded);
+    ck_assert(!is_left_to_a_wait(&threaded));
     wait_briefly();
-    ck_assert(tl_cq_is_waited(cq));
+    ck_assert(is_left_to_a_wait(&threaded));
+    ck_assert(!is_left_to_a_wait(&other_threaded));
     ck_assert_uint_eq(tl_cq_poll(cq, &completion, 1), 0);
-    ck_assert(!tl_cq_is_waited(cq));
+    ck_assert(!is_left_to_a_wait(&threaded));
+    wait_briefly();
+    ck_assert_uint_eq(tl_cq_wait(cq, &completion, 1, 0), 0);
+    ck_assert(!is_left_to_a_wait(&threaded));
+    wait_count = 0;
     wait_briefly();
     (void)tl_cq_fd(cq);
-    ck_assert(!tl_cq_is_waited(cq));
+    ck_assert(!is_left_to_a_wait(&threaded));
+    /* A queue that workers with threads share drives none of them. */
+    attach(&other_threaded);
+    wait_briefly();
+    ck_assert(!is_left_to_a_wait(&threaded));
+    ck_assert(!is_left_to_a_wait(&other_threaded));
 }
 END_TEST
 
@@ -243,6 +278,6 @@ int main(void)
     add(suite, "many", many_items_wake_all_readers);
     add(suite, "shared", shared_queue_makes_no_progress);
     add(suite, "driven", worker_without_thread_keeps_its_readers);
-    add(suite, "waited", latest_look_was_a_wait);
+    add(suite, "waited", work_is_left_to_a_wait_that_follows);
     return run_suite(suite);
 }
