@@ -148,7 +148,8 @@ static bool may_ask(struct tl_conn *conn)
     struct conn_credits *credits = &conn->credits;
     struct conn_asked *asked = &credits->asked;
     if (asked->count < LOT_REQUESTS) return true;
-    if ((int32_t)(credits->peer_slots_returned - asked->former_slot) >= 0) {
+    uint32_t used_since = credits->peer_slots_used - asked->former_slot;
+    if (credits->peer_slots_used - credits->peer_slots_returned <= used_since) {
         *asked = (struct conn_asked){.former_slot = credits->peer_slots_used};
         return true;
     }

@@ -195,9 +195,14 @@ static void make_more(struct tl_pool *pool)
 enum tl_status pool_grow(struct tl_pool *pool, struct pool_need need, struct tl_block **ret_block,
                          struct tl_error *ret_error)
 {
-    uint64_t region_bytes = 0;
-    enum tl_status status = plan_region(pool, pool_round(need.len_bytes, TL_PAGE_BYTES), &region_bytes, ret_error);
-    return status == TL_OK ? make_region(pool, region_bytes, need, ret_block, ret_error) : status;
+    uint64_t region_bytes = 0, need_bytes = pool_round(need.len_bytes, TL_PAGE_BYTES);
+    uint64_t least_bytes = tl_max_u64(need_bytes, pool->first_bytes);
+    enum tl_status status = plan_region(pool, need_bytes, &region_bytes, ret_error);
+    if (status != TL_OK) return status;
+    status = make_region(pool, region_bytes, need, ret_block, ret_error);
+    /* Where locked memory is scarce, it may suffice for the block. */
+    bool is_worth_another = status == TL_RESOURCE_EXHAUSTED && least_bytes < region_bytes;
+    return is_worth_another ? make_region(pool, least_bytes, need, ret_block, ret_error) : status;
 }
 
 /* ----------------------------------------------------------------------------------------------------- waiting -- */

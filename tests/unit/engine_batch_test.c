@@ -269,6 +269,36 @@ START_TEST(requests_wait_for_those_before)
 }
 END_TEST
 
+/* Slots that were used for other messages since the last lot of requests may be any number. */
+START_TEST(requests_after_any_number_of_slots)
+{
+    static const uint32_t distances[] = {0, 0x40000000, 0x80000000, 0xC0000000, 0xFFFFFFF0};
+    enum { MANY = 1100 };
+    static struct engine_ask many[MANY];
+    char key[16];
+    options.engine.request_count = MANY;
+    open_pair();
+    asker->conn->credits.peer_slots_used += distances[_i];
+    asker->conn->credits.peer_slots_returned += distances[_i];
+    owner->conn->credits.own_slots_returned += distances[_i];
+    owner->conn->credits.own_slots_reported += distances[_i];
+    struct tl_engine_stats before = engine_side_stats(owner);
+    for (unsigned i = 0; i < MANY; i++) {
+        snprintf(key, sizeof(key), "key%u", i);
+        many[i] = (struct engine_ask){.is_open = false};
+        engine_ask_start(asker, &many[i], key, 1);
+    }
+    engine_pair_run(&pair);
+    ck_assert_uint_ge(engine_side_stats(owner).messages_received - before.messages_received, MANY);
+    for (unsigned i = 0; i < MANY; i++)
+        engine_ask_cancel(&many[i]);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < MANY; i++)
+        engine_ask_fini(&many[i]);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* Values leave in parts, too. */
 START_TEST(many_bytes_leave_in_parts)
 {
@@ -508,6 +538,7 @@ int main(void)
     TCase *lots = tcase_create("requests_wait_for_those_before");
     tcase_add_checked_fixture(lots, setup, NULL);
     tcase_add_test(lots, requests_wait_for_those_before);
+    tcase_add_loop_test(lots, requests_after_any_number_of_slots, 0, 5);
     suite_add_tcase(suite, lots);
     suite_add_tcase(suite, parts);
     TCase *rounds = tcase_create("so_many_requests_in_a_round");

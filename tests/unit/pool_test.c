@@ -167,6 +167,20 @@ START_TEST(small_beginning)
 }
 END_TEST
 
+/* Where locked memory does not suffice for a usual region, one of the size that is needed is made. */
+START_TEST(small_beginning_and_little_locked_memory)
+{
+    provider.locked_limit_bytes = 14 * KIB;
+    open_small_pool(4 * KIB, 16 * KIB, 32 * KIB);
+    struct tl_block *first = take(4 * KIB), *second = take(8 * KIB);
+    expect(2, 12 * KIB, 12 * KIB);
+    refuse(4 * KIB);
+    ck_assert_ptr_nonnull(strstr(error.message, "locked memory is scarce"));
+    tl_pool_give(first);
+    tl_pool_give(second);
+}
+END_TEST
+
 /* Until it has grown, large blocks make it grow as well when they are asked for early. */
 START_TEST(small_beginning_and_large_blocks)
 {
@@ -453,6 +467,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, small_beginning);
     tcase_add_test(tcase, small_beginning_and_large_blocks);
+    tcase_add_test(tcase, small_beginning_and_little_locked_memory);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
