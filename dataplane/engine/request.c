@@ -11,11 +11,11 @@
  *
  * Failure modes: memory that cannot be registered is replaced by a bounce buffer in the pool. When the pool is full,
  * the request asks without a place, waits for memory when the peer has the value, or gives the source back that it
- * cannot read yet; a tensor larger than the pool fails. A sent value for whose destination there is no memory when its
- * DONE comes stays in its slot, and slots are not given back, until there is memory. A cancelled request keeps its
- * memory until the peer says CANCELLED; a peer that does not say it in time costs the connection. When the connection
- * ends, fetches end with UNAVAILABLE once the queue pair is drained, when nothing can write their memory any more.
- * Answers to handles that are over are counted and dropped.
+ * cannot read yet; a tensor larger than the pool may be takes the link, or fails where that is not allowed. A sent
+ * value for whose destination there is no memory when its DONE comes stays in its slot, and slots are not given back,
+ * until there is memory. A cancelled request keeps its memory until the peer says CANCELLED; a peer that does not say
+ * it in time costs the connection. When the connection ends, fetches end with UNAVAILABLE once the queue pair is
+ * drained, when nothing can write their memory any more. Answers to handles that are over are counted and dropped.
  */
 #include "dataplane/engine/request_internal.h"
 
