@@ -306,6 +306,8 @@ void tl_poller_rest(struct tl_poller *poller)
         rest_all(poller);
         if (run_reactors(poller)) (void)run_closures(poller);
     }
+    (void)run_closures(poller);
+    tl_poller_give_back(poller); /* it has more to do than the caller can wait for */
 }
 
 void tl_poller_give_back(struct tl_poller *poller)

@@ -22,6 +22,7 @@ static struct {
     atomic_uint handled;
     atomic_uint handled_here; /* by the thread of the test */
     atomic_bool is_armed;
+    atomic_bool is_endless; /* each poll finds something */
 } source;
 
 static pthread_t here;
@@ -34,7 +35,7 @@ static atomic_uint closure_count;
 static unsigned source_poll(struct tl_provider *provider)
 {
     (void)provider;
-    unsigned events = atomic_exchange(&source.pending, 0);
+    unsigned events = atomic_exchange(&source.pending, 0) + atomic_load(&source.is_endless);
     if (pthread_equal(pthread_self(), here)) atomic_fetch_add(&source.handled_here, events);
     atomic_fetch_add(&source.handled, events);
     return events;
@@ -44,7 +45,7 @@ static bool source_arm(struct tl_provider *provider)
 {
     (void)provider;
     atomic_store(&source.is_armed, true);
-    return atomic_load(&source.pending) == 0;
+    return atomic_load(&source.pending) == 0 && !atomic_load(&source.is_endless);
 }
 
 static void source_disarm(struct tl_provider *provider)
@@ -90,6 +91,7 @@ static void setup(void)
 
 static void teardown(void)
 {
+    atomic_store(&source.is_endless, false);
     tl_poller_give_back(&poller);
     tl_poller_fini(&poller);
     tl_reactor_thread_stop(&thread);
@@ -223,6 +225,20 @@ START_TEST(a_busy_reactor_rests)
 }
 END_TEST
 
+/* What has no end goes on in the thread. */
+START_TEST(a_reactor_that_cannot_rest_goes_back)
+{
+    borrow();
+    atomic_store(&source.is_endless, true);
+    tl_poller_rest(&poller);
+    ck_assert(!tl_poller_has_borrowed(&poller));
+    unsigned handled_here = source.handled_here, handled = source.handled;
+    while (atomic_load(&source.handled) < handled + 100)
+        sched_yield();
+    ck_assert_uint_eq(source.handled_here, handled_here);
+}
+END_TEST
+
 /* The descriptor may be readable without any reason; the borrower gets the reactor again. */
 START_TEST(a_false_alarm_leaves_it_resting)
 {
@@ -302,6 +318,7 @@ int main(void)
     add(suite, "many", many_requests_leave_it_to_the_thread);
     add(suite, "takes", the_thread_takes_what_rests);
     add(suite, "busy", a_busy_reactor_rests);
+    add(suite, "endless", a_reactor_that_cannot_rest_goes_back);
     add(suite, "false_alarm", a_false_alarm_leaves_it_resting);
     add(suite, "given_back", given_back);
     add(suite, "sleeps", a_sleeping_borrower_rests);
