@@ -107,3 +107,4 @@ class Tier(SecondaryTierManager):
     def shutdown(self):
         self._lookups.shutdown()
         self.client.close()
+        self._chunks.release()

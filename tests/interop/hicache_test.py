@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's and vLLM's own factories load the classes of tensorlane that store their blocks, which then move blocks in
-host memory. Their schedulers and caches need a model on a GPU, and are not run."""
+"""SGLang's and vLLM's own factories load the classes of tensorlane that store their blocks, and SGLang's cache controller
+and vLLM's manager of tiers drive them on the CPU. Their schedulers need a model on a GPU, and are not run."""
 import collections
 import logging
 import os
@@ -11,18 +11,26 @@ import sys
 import threading
 import time
 import unittest
+import uuid
 
 from engines_support import PATIENCE, packages, start_owner
 
 with packages():
     import numpy
     import torch
+    from sglang.srt.managers.cache_controller import HiCacheController, get_storage_hash_str
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+    from sglang.srt.runtime_context import get_parallel
     from vllm.logger import _configure_vllm_root_logger as configure_logging
     from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
+    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
     from vllm.v1.kv_offload.tiering.base import TransferJob
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+    from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
 
 
 class Owned(unittest.TestCase):
@@ -124,6 +132,78 @@ class SGLang(Owned):
             self.set_again(storage)
 
 
+class SGLangController(Owned):
+    """SGLang's cache controller, with pools in host memory: its threads back pages up, and prefetch them."""
+    PAGE, PAGES = 16, 8
+    TOKENS = list(range(PAGE * PAGES))
+
+    @classmethod
+    def setUpClass(cls):
+        get_parallel().override_permanently(
+            tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_tp_rank=0, attn_tp_size=1, attn_dcp_rank=0,
+            attn_dcp_size=1, attn_dp_enabled=False)
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        cls.addClassCleanup(torch.distributed.destroy_process_group)
+
+    def make(self):
+        pool = MHATokenToKVPool(256, self.PAGE, torch.bfloat16, 2, 16, 2, "cpu", False)
+        allocator = PagedTokenToKVPoolAllocator(256, self.PAGE, torch.bfloat16, "cpu", pool, False)
+        host = MHATokenToKVPoolHost(pool._mha_buffer_info(), 2.0, 0, self.PAGE, "layer_first", pin_memory=False,
+                                    device_capacity_tokens=256, start_layer=0, end_layer=1)
+        controller = HiCacheController(
+            allocator, host, self.PAGE, torch.distributed.group.WORLD, threading.Event(), storage_backend="dynamic",
+            prefetch_threshold=self.PAGE, model_name="org/model", storage_backend_extra_config={
+                "backend_name": "tensorlane", "module_path": "tensorlane.sglang", "class_name": "HiCache",
+                "address": self.address})
+        self.addCleanup(controller.detach_storage_backend)
+        return controller, host
+
+    def back_up(self, controller, host):
+        """Returns how many tokens are stored."""
+        indices = host.alloc(len(self.TOKENS))
+        for number in range(self.PAGES):
+            page = torch.full_like(host.get_dummy_flat_data_page(), number + 1)
+            host.set_from_flat_data_page(int(indices[number * self.PAGE]), page)
+        controller.write_storage(indices, self.TOKENS, get_storage_hash_str(self.TOKENS, None, page_size=self.PAGE))
+        done = controller.ack_backup_queue.get(timeout=PATIENCE)
+        host.free(indices)
+        return done.completed_tokens
+
+    def prefetch(self, controller, host):
+        """Returns what the pages have that were found and came."""
+        controller.prefetch("request", self.TOKENS)
+        operation = controller.prefetch_hit_queue.get(timeout=PATIENCE)
+        if operation.storage_hit_count == 0:
+            return []
+        operation.host_indices = host.alloc(operation.storage_hit_count)
+        controller.prefetch_buffer.put(operation)
+        tokens = 0
+        while not (ack := controller.ack_prefetch_queue.get(timeout=PATIENCE)).completed_req:
+            tokens = ack.completed_tokens
+        return [host.get_data_page(operation.host_indices[number]).float().unique().tolist()
+                for number in range(0, tokens, self.PAGE)]
+
+    def test_pages_of_one_controller_reach_another_one(self):
+        writer, reader = self.make(), self.make()
+        self.assertEqual(self.prefetch(*reader), [])
+        self.assertEqual(self.back_up(*writer), len(self.TOKENS))
+        self.assertEqual(self.prefetch(*reader), [[float(number + 1)] for number in range(self.PAGES)])
+
+    def test_an_owner_that_dies_and_comes_back(self):
+        controller = self.make()
+        self.assertEqual(self.back_up(*controller), len(self.TOKENS))
+        self.owner.kill()
+        self.owner.wait()
+        self.assertEqual(self.back_up(*controller), 0)
+        self.assertEqual(self.prefetch(*controller), [])
+        self.start(self.address)
+        end = time.monotonic() + PATIENCE
+        while self.back_up(*controller) == 0:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.5)
+        self.assertEqual(len(self.prefetch(*controller)), self.PAGES)
+
+
 class VLLM(Owned):
     CHUNK = 128 << 10
 
@@ -220,6 +300,72 @@ class VLLM(Owned):
         results = {result.job_id: result for result in self.tier.get_finished_jobs()}
         self.assertEqual((results[2].successful_keys, results[3].success), ([], False))
         self.assertIs(self.look_up(self.keys[1]), LookupResult.MISS)
+
+
+class VLLMManager(Owned):
+    """vLLM's manager of tiers, with its own tier in host memory: it stores chunks by itself, and promotes those that
+    are looked up."""
+    CHUNK, CHUNKS = 128 << 10, 16
+
+    def setUp(self):
+        super().setUp()
+        self.keys = [make_offload_key(number.to_bytes(32, "big"), 0) for number in range(8)]
+
+    def make(self, request):
+        region = SharedOffloadRegion(uuid.uuid4().hex, self.CHUNKS, 0, self.CHUNK, self.CHUNK)
+        primary = CPUPrimaryTierOffloadingManager(self.CHUNKS, region)
+        config = {"type": "Tier", "module_path": "tensorlane.vllm", "address": self.address}
+        tier = SecondaryTierFactory.create_secondary_tier(config, primary.get_kv_memoryview(), None)
+        manager = TieringOffloadingManager(primary, [tier])
+        self.addCleanup(manager.shutdown)
+        manager.on_new_request(request)
+        return manager
+
+    def memory_of(self, manager, chunk):
+        return numpy.asarray(manager.primary_tier.get_kv_memoryview())[int(chunk)]
+
+    def step(self, manager):
+        manager.on_schedule_end(ScheduleEndContext((), ()))
+        time.sleep(0.01)
+
+    def store(self, manager, request):
+        output = manager.prepare_store(self.keys, request)
+        for key, chunk in zip(output.keys_to_store, output.store_spec.chunk_ids):
+            self.memory_of(manager, chunk)[:] = self.keys.index(key) + 1
+        manager.complete_store(output.keys_to_store, request)
+        end = time.monotonic() + PATIENCE
+        while manager.has_pending_work():
+            self.assertLess(time.monotonic(), end)
+            self.step(manager)
+            manager.lookup(self.keys[0], request)  # it takes in what has finished
+
+    def look_up(self, manager, request):
+        """Returns the answers when none is "not yet"."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            found = [manager.lookup(key, request) for key in self.keys]
+            if not {LookupResult.RETRY, LookupResult.HIT_PENDING} & set(found):
+                return found
+            self.assertLess(time.monotonic(), end)
+            self.step(manager)
+
+    def test_chunks_of_one_manager_reach_another_one(self):
+        requests = [ReqContext(req_id=name) for name in "ab"]
+        writer, reader = [self.make(request) for request in requests]
+        self.store(writer, requests[0])
+        self.assertEqual(self.look_up(reader, requests[1]), [LookupResult.HIT] * 8)
+        chunks = reader.prepare_load(self.keys, requests[1]).chunk_ids
+        self.assertEqual([set(self.memory_of(reader, chunk).tolist()) for chunk in chunks],
+                         [{number + 1} for number in range(8)])
+        reader.complete_load(self.keys, requests[1])
+
+    def test_an_owner_that_dies(self):
+        requests = [ReqContext(req_id=name) for name in "ab"]
+        writer, reader = [self.make(request) for request in requests]
+        self.owner.kill()
+        self.owner.wait()
+        self.store(writer, requests[0])
+        self.assertEqual(self.look_up(reader, requests[1]), [LookupResult.MISS] * 8)
 
 
 if __name__ == "__main__":
