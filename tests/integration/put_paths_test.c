@@ -4,6 +4,7 @@
  * memory; else the call carries the bytes.
  */
 #include <check.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -290,7 +291,7 @@ START_TEST(the_call_carries_what_cannot_be_fetched)
 }
 END_TEST
 
-static unsigned wanted_count;
+static atomic_uint wanted_count;
 
 /* Makes a call that carries its tensor look like one that says where it is. */
 static enum tl_status admit_as_source(void *context, const struct tl_identity *client, const struct tl_push *push,

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's and vLLM's own factories load the classes of tensorlane that store their blocks, and SGLang's cache controller
-and vLLM's manager of tiers drive them on the CPU. Their schedulers need a model on a GPU, and are not run."""
+"""SGLang's and vLLM's own factories load the classes of tensorlane that store their blocks, and SGLang's cache
+controller and vLLM's manager of tiers drive them on the CPU. Their schedulers need a model on a GPU, and are not run.
+"""
 import collections
 import logging
 import os
