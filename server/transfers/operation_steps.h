@@ -25,9 +25,9 @@ struct tl_op_step_member {
 bool tl_op_steps_join(struct tl_op_step **steps, uint64_t step, struct tl_op_step_member *member);
 /* Does nothing when the member is in no list. */
 void tl_op_steps_leave(struct tl_op_step **steps, struct tl_op_step_member *member);
-/* Calls visit for each member of the step, which may leave then; no more than the quota allows, so that several calls
- * are one walk. Members that join meanwhile are not visited. Returns false when others are left. There may be one walk
- * of a step at a time. */
+/* Walks over the members of a step: calls visit for each, which may leave then. A call visits no more than the quota
+ * allows and returns false when others are left; the next call goes on. Members that join meanwhile are not visited. A
+ * step has one walk at a time. */
 bool tl_op_steps_walk(struct tl_op_step **steps, uint64_t step, struct tl_quota *quota,
                       void (*visit)(struct tl_op_step_member *member, void *context), void *context);
 

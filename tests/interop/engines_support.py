@@ -4,11 +4,16 @@ which they are skipped, and an owner of a cache. To be imported before any engin
 import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 PACKAGE = str(pathlib.Path(os.environ["TENSORLANE_BUILD"], "lib/python"))
 PATIENCE = 120
+# When processes are killed, counted from the end of a call.
+KILL_DELAYS_SEC = (0, 0.001, 0.003)
 SKIPPED = 77
 
 sys.path.insert(0, PACKAGE)
@@ -34,3 +39,26 @@ def start_owner(case, address="127.0.0.1:0"):
     case.addCleanup(owner.wait)
     case.addCleanup(owner.kill)
     return owner, owner.stdout.readline().split()[-1]
+
+
+def kill_in_the_middle(case, script, delay):
+    """Runs a script that prints "done" after each of its calls, which have no end, and kills it so many seconds after
+    the first call: in the middle of a later one."""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               text=True)
+    case.addCleanup(process.stdout.close)
+    case.addCleanup(process.wait)
+    case.addCleanup(process.kill)
+    while process.stdout.readline() != "done\n":
+        case.assertIsNone(process.poll())
+    time.sleep(delay)
+    process.kill()
+    process.wait()
+
+
+def stop_and_kill_soon(case, process):
+    """The process does nothing from now on, and ends a moment later."""
+    process.send_signal(signal.SIGSTOP)
+    killer = threading.Timer(0.5, process.kill)
+    killer.start()
+    case.addCleanup(killer.join)

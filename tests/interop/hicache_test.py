@@ -4,17 +4,18 @@
 controller and vLLM's manager of tiers drive them on the CPU. Their schedulers need a model on a GPU, and are not run.
 """
 import collections
+import itertools
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 import unittest
 import uuid
 
-from engines_support import PATIENCE, packages, start_owner
+from engines_support import (KILL_DELAYS_SEC, PATIENCE, kill_in_the_middle, packages, start_owner,
+                             stop_and_kill_soon)
 
 with packages():
     import numpy
@@ -74,11 +75,11 @@ class SGLang(Owned):
         self.assertEqual(storage.batch_exists(keys), 0)
         self.assertFalse(storage.batch_set(keys, pages))
 
-    def pages(self):
-        return {f"hash{number}": torch.full((64 << 10,), number, dtype=torch.bfloat16) for number in range(8)}
+    def pages(self, more=0):
+        return {f"hash{number}": torch.full((64 << 10,), number + more, dtype=torch.bfloat16) for number in range(8)}
 
-    def set_again(self, storage):
-        pages, end = self.pages(), time.monotonic() + PATIENCE
+    def set_again(self, storage, more=0):
+        pages, end = self.pages(more), time.monotonic() + PATIENCE
         while not storage.batch_set(list(pages), list(pages.values())):
             self.assertLess(time.monotonic(), end)
             time.sleep(0.1)
@@ -95,10 +96,7 @@ class SGLang(Owned):
                                 [None] * 9),
                                (lambda: storage.batch_set(list(pages), list(pages.values())), False)):
             self.set_again(storage)
-            self.owner.send_signal(signal.SIGSTOP)
-            killer = threading.Timer(0.5, self.owner.kill)
-            killer.start()
-            self.addCleanup(killer.join)
+            stop_and_kill_soon(self, self.owner)
             self.assertEqual(call(), expected)
             self.owner.wait()
             self.start(self.address)
@@ -116,21 +114,16 @@ class SGLang(Owned):
             case.address = {self.address!r}
             storage = case.make()
             while True:
-                case.CALL(storage)
+                case.CALL
                 print("done", flush=True)
         """
-        for call in ("get_all", "set_again"):
-            process = subprocess.Popen([sys.executable, "-c", script.replace("CALL", call)], stdout=subprocess.PIPE,
-                                       stderr=subprocess.DEVNULL, text=True)
-            self.addCleanup(process.stdout.close)
-            self.addCleanup(process.wait)
-            self.addCleanup(process.kill)
-            while process.stdout.readline() != "done\n":
-                self.assertIsNone(process.poll())
-            process.kill()
-            process.wait()
-            self.assertEqual(self.get_all(storage), [[float(number)] for number in range(8)])
+        for call, delay in itertools.product(("get_all(storage)", "set_again(storage, 100)"), KILL_DELAYS_SEC):
+            kill_in_the_middle(self, script.replace("CALL", call), delay)
+            # Each page is as one of the two has set it, as a whole.
+            for number, page in enumerate(self.get_all(storage)):
+                self.assertIn(page, [[float(number)], [float(number + 100)]])
             self.set_again(storage)
+            self.assertEqual(self.get_all(storage), [[float(number)] for number in range(8)])
 
 
 class SGLangController(Owned):

@@ -3,17 +3,17 @@
 """LMCache's own factory loads the client of tensorlane.kv from its configuration, and LMCache's adapter drives it with
 its own keys and memory objects: stores, look-ups, loads, deletions, and an owner that dies. Storage managers, which are
 what an LMCache server has, store in one process what they load in another."""
+import itertools
 import logging
 import os
 import select
-import signal
 import subprocess
 import sys
-import threading
 import time
 import unittest
 
-from engines_support import PATIENCE, packages, start_owner
+from engines_support import (KILL_DELAYS_SEC, PATIENCE, kill_in_the_middle, packages, start_owner,
+                             stop_and_kill_soon)
 
 with packages():
     import torch
@@ -133,10 +133,7 @@ class LMCache(unittest.TestCase):
     def test_an_owner_that_dies_in_the_middle(self):
         self.assertTrue(self.store(range(COUNT)).is_successful())
         for call, count in ((self.load, COUNT + 1), (self.store, COUNT)):  # the owner is asked about what is not there
-            self.owner.send_signal(signal.SIGSTOP)
-            killer = threading.Timer(0.5, self.owner.kill)
-            killer.start()
-            self.addCleanup(killer.join)
+            stop_and_kill_soon(self, self.owner)
             result = call(range(count))
             self.assertEqual(result if call == self.load else result.is_successful(),
                              [None] * count if call == self.load else False)
@@ -161,16 +158,9 @@ class LMCache(unittest.TestCase):
                 case.CALL
                 print("done", flush=True)
         """
-        for call in ("load(range(test.COUNT))", "store(range(1000, 1000 + test.COUNT))"):
-            client = subprocess.Popen([sys.executable, "-c", script.replace("CALL", call)], stdout=subprocess.PIPE,
-                                      stderr=subprocess.DEVNULL, text=True)
-            self.addCleanup(client.stdout.close)
-            self.addCleanup(client.wait)
-            self.addCleanup(client.kill)
-            while client.stdout.readline() != "done\n":
-                self.assertIsNone(client.poll())
-            client.kill()
-            client.wait()
+        for call, delay in itertools.product(("load(range(test.COUNT))", "store(range(1000, 1000 + test.COUNT))"),
+                                             KILL_DELAYS_SEC):
+            kill_in_the_middle(self, script.replace("CALL", call), delay)
             self.assertEqual(self.load(range(COUNT)), list(range(COUNT)))
             self.assertTrue(self.store(range(COUNT)).is_successful())
 

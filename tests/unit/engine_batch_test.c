@@ -23,14 +23,35 @@ static void setup(void)
     engine_pair_defaults(&options);
 }
 
-static void start_all(void)
+/* Asks for the key of an own number. */
+static void start(struct engine_ask *started, unsigned number, uint64_t step)
 {
     char key[16];
-    for (unsigned i = 0; i < COUNT; i++) {
-        snprintf(key, sizeof(key), "key%u", i);
-        asks[i] = (struct engine_ask){.is_open = false};
-        engine_ask_start(asker, &asks[i], key, 1);
-    }
+    snprintf(key, sizeof(key), "key%u", number);
+    *started = (struct engine_ask){.is_open = false};
+    engine_ask_start(asker, started, key, step);
+}
+
+static void start_many(struct engine_ask *started, unsigned count, uint64_t step)
+{
+    for (unsigned i = 0; i < count; i++)
+        start(&started[i], i, step);
+}
+
+static void start_all(void)
+{
+    start_many(asks, COUNT, 1);
+}
+
+/* Cancels all, and closes the pair when the peer has said that they are over. */
+static void cancel_and_close(struct engine_ask *started, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        engine_ask_cancel(&started[i]);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < count; i++)
+        engine_ask_fini(&started[i]);
+    engine_pair_close(&pair);
 }
 
 static void send_all_dead(void)
@@ -116,12 +137,7 @@ START_TEST(so_many_requests_in_a_round)
         (void)engine_side_round(asker);
         ck_assert_uint_eq(engine_side_stats(asker).messages_sent - before, begun[i]);
     }
-    for (unsigned i = 0; i < MANY; i++)
-        engine_ask_cancel(&many[i]);
-    engine_pair_run(&pair);
-    for (unsigned i = 0; i < MANY; i++)
-        engine_ask_fini(&many[i]);
-    engine_pair_close(&pair);
+    cancel_and_close(many, MANY);
 }
 END_TEST
 
@@ -211,24 +227,14 @@ START_TEST(many_messages_leave_in_parts)
 {
     enum { MANY = 200, PARTS = 4 };
     static struct engine_ask many[MANY];
-    char key[16];
     options.engine.request_count = MANY;
     open_pair();
-    for (unsigned i = 0; i < MANY; i++) {
-        snprintf(key, sizeof(key), "key%u", i);
-        many[i] = (struct engine_ask){.is_open = false};
-        engine_ask_start(asker, &many[i], key, 1);
-    }
+    start_many(many, MANY, 1);
     uint64_t rung = rings(asker), slots_sent = engine_side_stats(asker).slots_sent;
     (void)engine_side_round(asker);
     ck_assert_uint_eq(engine_side_stats(asker).slots_sent - slots_sent, PARTS);
     ck_assert_uint_eq(rings(asker) - rung, PARTS);
-    for (unsigned i = 0; i < MANY; i++)
-        engine_ask_cancel(&many[i]);
-    engine_pair_run(&pair);
-    for (unsigned i = 0; i < MANY; i++)
-        engine_ask_fini(&many[i]);
-    engine_pair_close(&pair);
+    cancel_and_close(many, MANY);
 }
 END_TEST
 
@@ -238,15 +244,12 @@ START_TEST(requests_wait_for_those_before)
 {
     enum { ROUND = 512, SENT = 4 * ROUND, MANY = 10 * ROUND };
     static struct engine_ask many[MANY];
-    char key[16];
     options.engine.request_count = MANY;
     options.engine.slot_count = 128;
     open_pair();
     struct tl_engine_stats before = engine_side_stats(asker), taken = engine_side_stats(owner);
     for (unsigned i = 0; i < MANY; i++) {
-        snprintf(key, sizeof(key), "key%u", i);
-        many[i] = (struct engine_ask){.is_open = false};
-        engine_ask_start(asker, &many[i], key, 1);
+        start(&many[i], i, 1);
         if ((i + 1) % ROUND == 0) (void)engine_side_round(asker);
     }
     struct tl_engine_stats after = engine_side_stats(asker);
@@ -260,12 +263,7 @@ START_TEST(requests_wait_for_those_before)
     ck_assert_uint_eq(engine_side_stats(asker).messages_sent - before.messages_sent, 2 * (SENT + 1));
     engine_pair_run(&pair);
     ck_assert_uint_eq(engine_side_stats(owner).messages_received - taken.messages_received, MANY + 2);
-    for (unsigned i = 0; i < MANY; i++)
-        engine_ask_cancel(&many[i]);
-    engine_pair_run(&pair);
-    for (unsigned i = 0; i < MANY; i++)
-        engine_ask_fini(&many[i]);
-    engine_pair_close(&pair);
+    cancel_and_close(many, MANY);
 }
 END_TEST
 
@@ -275,7 +273,6 @@ START_TEST(requests_after_any_number_of_slots)
     static const uint32_t distances[] = {0, 0x40000000, 0x80000000, 0xC0000000, 0xFFFFFFF0};
     enum { MANY = 1100 };
     static struct engine_ask many[MANY];
-    char key[16];
     options.engine.request_count = MANY;
     open_pair();
     asker->conn->credits.peer_slots_used += distances[_i];
@@ -283,19 +280,10 @@ START_TEST(requests_after_any_number_of_slots)
     owner->conn->credits.own_slots_returned += distances[_i];
     owner->conn->credits.own_slots_reported += distances[_i];
     struct tl_engine_stats before = engine_side_stats(owner);
-    for (unsigned i = 0; i < MANY; i++) {
-        snprintf(key, sizeof(key), "key%u", i);
-        many[i] = (struct engine_ask){.is_open = false};
-        engine_ask_start(asker, &many[i], key, 1);
-    }
+    start_many(many, MANY, 1);
     engine_pair_run(&pair);
     ck_assert_uint_ge(engine_side_stats(owner).messages_received - before.messages_received, MANY);
-    for (unsigned i = 0; i < MANY; i++)
-        engine_ask_cancel(&many[i]);
-    engine_pair_run(&pair);
-    for (unsigned i = 0; i < MANY; i++)
-        engine_ask_fini(&many[i]);
-    engine_pair_close(&pair);
+    cancel_and_close(many, MANY);
 }
 END_TEST
 
@@ -306,11 +294,7 @@ START_TEST(many_bytes_leave_in_parts)
     char key[16];
     open_pair();
     for (uint64_t step = 1; step <= 2; step++) { /* the first makes the meta-data known */
-        for (unsigned i = 0; i < COUNT; i++) {
-            snprintf(key, sizeof(key), "key%u", i);
-            asks[i] = (struct engine_ask){.is_open = false};
-            engine_ask_start(asker, &asks[i], key, step);
-        }
+        start_many(asks, COUNT, step);
         engine_pair_run(&pair);
         uint64_t rung = rings(owner);
         for (unsigned i = 0; i < COUNT; i++) {
