@@ -85,7 +85,8 @@ def run_tests(preset, jobs, *selection, prefix=()):
     with tempfile.TemporaryDirectory() as scratch:
         results = pathlib.Path(scratch, "results.xml")
         command = [*prefix, "ctest", "--test-dir", folder, "-j", jobs, "--output-junit", results,
-                   "--test-output-size-failed", "20000", "--test-output-size-passed", "200000", *selection]
+                   "--test-output-size-failed", "20000", "--test-output-size-passed", "200000",
+                   "--test-output-truncation", "middle", *selection]
         log = subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace",
                              check=False)
         if not results.exists():
