@@ -333,6 +333,13 @@ bool tl_loop_run_closures(struct tl_loop *loop)
     return did_work;
 }
 
+bool tl_loop_has_work(struct tl_loop *loop)
+{
+    if (!tl_loop_core_prepare_sleep(&loop->core)) return true;
+    tl_loop_core_end_sleep(&loop->core);
+    return false;
+}
+
 /* Handles the events behind what was moved: gRPC looks at one of its sockets each time, and says nothing when that had
  * no more than window updates. */
 static bool handle_moved(struct tl_loop *loop, unsigned count)

@@ -43,6 +43,9 @@ void tl_loop_begin_write(struct tl_loop *loop);
  * any. */
 bool tl_loop_run_closures(struct tl_loop *loop);
 
+/* Returns whether closures wait to be run. */
+bool tl_loop_has_work(struct tl_loop *loop);
+
 /* Posts a closure, which runs on the owner's thread. Thread: any. */
 void tl_loop_post(struct tl_loop *loop, struct tl_closure *closure);
 /* Posts all closures of a list, which is empty afterwards. Thread: any. */

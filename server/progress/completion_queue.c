@@ -41,7 +41,8 @@ struct tl_cq {
     struct tl_list readers;
     int fd;
     bool is_fd_used;
-    bool is_waited; /* the program's latest look at the queue waited */
+    bool is_waited;   /* the program's latest look at the queue waited, */
+    pthread_t waiter; /* in this thread */
     /* Written under attach_mutex and mutex, read under either. */
     bool is_shared;                      /* by workers with threads: the queue is attached to none of them */
     struct tl_progress_engine *progress; /* the worker's whose progress the readers make; NULL: none */
@@ -165,17 +166,18 @@ void tl_cq_detach_all(struct tl_progress_engine *progress)
         usleep(DETACH_PAUSE_US);
 }
 
-static bool is_waited(struct tl_cq *cq, const struct tl_progress_engine *progress)
+/* Returns whether this thread waits at the queue again and again, and makes the worker's progress meanwhile. */
+static bool is_waiter(struct tl_cq *cq, const struct tl_progress_engine *progress)
 {
     pthread_mutex_lock(&cq->mutex);
-    bool is_waited = cq->is_waited && cq->progress == progress;
+    bool is_waiter = cq->is_waited && pthread_equal(cq->waiter, pthread_self()) && cq->progress == progress;
     pthread_mutex_unlock(&cq->mutex);
-    return is_waited;
+    return is_waiter;
 }
 
 void tl_cq_post(struct tl_cq *cq, struct tl_progress_engine *progress, struct tl_closure *closure)
 {
-    if (cq == NULL || is_waited(cq, progress)) {
+    if (cq == NULL || is_waiter(cq, progress)) {
         tl_loop_post(progress->loop, closure);
     } else {
         tl_progress_post(progress, closure);
@@ -293,6 +295,7 @@ size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_
     tl_list_init(&items);
     pthread_mutex_lock(&cq->mutex);
     cq->is_waited = timeout_ns > 0;
+    cq->waiter = pthread_self();
     while (tl_list_is_empty(&cq->items) && is_in_time)
         is_in_time = cq->progress != NULL ? progress_until(cq, deadline_ns) : sleep_until(cq, deadline_ns);
     take_items(cq, &items, capacity);

@@ -27,8 +27,8 @@ enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_progress_engine *progres
 void tl_cq_detach_all(struct tl_progress_engine *progress);
 
 /* Posts work whose result goes to the queue (NULL: its poster waits for it). Without the thread of the worker when a
- * wait is likely to follow that makes this worker's progress: the program's latest look at the queue was a wait, and
- * the queue is attached to the worker. Thread: any. */
+ * wait is likely to follow that makes this worker's progress: the program's latest look at the queue was a wait in this
+ * thread, and the queue is attached to the worker. Thread: any. */
 void tl_cq_post(struct tl_cq *cq, struct tl_progress_engine *progress, struct tl_closure *closure);
 
 /* Adds all items of the list, which is empty then, with one wake. Thread: the progress engine's. */

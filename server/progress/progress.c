@@ -82,8 +82,9 @@ static void park(struct tl_progress_engine *progress)
             progress->is_leave_awaited = true;
             pthread_cond_wait(&progress->thread_cond, &progress->mutex);
         } else {
+            int64_t look_ns = tl_clock_deadline_ns(PARKED_LOOK_NS);
             bool is_quiet =
-                !cond_wait_until(&progress->thread_cond, &progress->mutex, tl_clock_deadline_ns(PARKED_LOOK_NS));
+                !progress->is_thread_wanted && !cond_wait_until(&progress->thread_cond, &progress->mutex, look_ns);
             is_over = !progress->is_running &&
                       (progress->is_thread_wanted || (is_quiet && rounds == progress->caller_rounds));
             rounds = progress->caller_rounds;
@@ -261,6 +262,11 @@ static void leave(struct tl_progress_engine *progress, struct tl_wait *wait)
     hand_on(progress);
     if (progress->mode == TL_PROGRESS_CALLER) return;
     progress->last_left_ns = tl_clock_now_ns();
+    /* What others posted during the last round has woken no thread. */
+    if (is_loop_free(progress) && tl_list_is_empty(&progress->waits) && tl_loop_has_work(progress->loop)) {
+        progress->is_thread_wanted = true;
+        pthread_cond_signal(&progress->thread_cond);
+    }
     if (progress->is_leave_awaited && !progress->is_running) {
         progress->is_leave_awaited = false;
         pthread_cond_signal(&progress->thread_cond);

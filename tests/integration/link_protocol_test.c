@@ -62,6 +62,7 @@ static void shake_hands(const char *name, uint64_t incarnation)
     hello.protocol_version = 1;
     hello.name = (char *)name;
     hello.incarnation = incarnation;
+    hello.serves_parts = 1;
     frame.hello = &hello;
     say(&frame);
     Frame *answer = hear();
@@ -321,6 +322,33 @@ START_TEST(lie_ends_its_request_only)
         expect_good_transfer();
     }
     tl_tensor_put(destination);
+    raw_call_close(&call);
+}
+END_TEST
+
+/* Answers a request for 1,000 of 4,000 bytes. A checksum covers what has travelled. */
+START_TEST(falsified_byte_of_a_part)
+{
+    const struct tl_byte_range ranges[] = {{3000, 600}, {0, 400}};
+    const struct tl_part part = {.size_bytes = sizeof(part), .ranges = ranges, .range_count = 2};
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .wants_checksum = true, .part = &part};
+    connect_as_peer();
+    for (unsigned char is_falsified = 0; is_falsified < 2; is_falsified++) {
+        struct answer answer;
+        ck_assert_int_eq(
+            tl_recv(worker, cluster_peer(worker, 1), "part", 0, &options, CLUSTER_LONG, cq, NULL, NULL, &error), TL_OK);
+        answer_init(&answer, hear_request());
+        answer.chunk.has_checksum = 1;
+        answer.chunk.checksum = XXH3_64bits(bytes, sizeof(bytes));
+        bytes[700] ^= is_falsified;
+        send_answer(&answer);
+        bytes[700] ^= is_falsified;
+        struct tl_completion received = cluster_next(cq);
+        ck_assert_msg(received.status.code == (is_falsified ? TL_DATA_LOSS : TL_OK), "%s", received.status.message);
+        ck_assert(is_falsified || (received.is_verified && cluster_tensor_is(received.tensor, sizeof(bytes), 1)));
+        tl_tensor_put(received.tensor);
+    }
+    expect_good_transfer();
     raw_call_close(&call);
 }
 END_TEST
@@ -850,6 +878,7 @@ int main(void)
     TCase *peer = tcase_create("peer");
     tcase_add_checked_fixture(peer, setup, teardown);
     tcase_add_test(peer, lie_ends_its_request_only);
+    tcase_add_test(peer, falsified_byte_of_a_part);
     tcase_add_test(peer, lie_in_the_middle);
     tcase_add_test(peer, what_is_no_lie_is_taken);
     tcase_add_test(peer, failures_are_passed_on);

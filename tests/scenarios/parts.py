@@ -23,18 +23,18 @@ def box_of(kind, dims):
 
 def cut(content, dims, start, size):
     """Returns the bytes of a box."""
-    if not dims:
-        return content
     stride = len(content) // dims[0]
+    if len(dims) == 1:
+        return content[start[0] * stride:(start[0] + size[0]) * stride]
     return b"".join(cut(content[place * stride:(place + 1) * stride], dims[1:], start[1:], size[1:])
                     for place in range(start[0], start[0] + size[0]))
 
 
 def paste(content, dims, start, size, part):
     """Returns the content with the bytes of a box replaced."""
-    if not dims:
-        return part
     stride, count = len(content) // dims[0], len(part) // size[0]
+    if len(dims) == 1:
+        return content[:start[0] * stride] + part + content[(start[0] + size[0]) * stride:]
     pieces = [content[place * stride:(place + 1) * stride] for place in range(dims[0])]
     for place in range(size[0]):
         pieces[start[0] + place] = paste(pieces[start[0] + place], dims[1:], start[1:], size[1:],

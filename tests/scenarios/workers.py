@@ -493,7 +493,7 @@ def push(config, task, *files):
         run(PROGRAM, "push", "-c", file.name, "--to", task, *files)
 
 
-def make_checkpoint(path, divisor=4):
+def make_checkpoint(path, divisor):
     run(BUILD / "examples/make_vgg16", "--divide", str(divisor), path)
     return path
 

@@ -236,6 +236,24 @@ static bool is_left_to_a_wait(struct tl_progress_engine *engine)
     return loop_posts == 1;
 }
 
+static void *post_from_another_thread(void *engine)
+{
+    ck_assert(!is_left_to_a_wait(engine));
+    return NULL;
+}
+
+/* The waiter may work on a result for long. */
+START_TEST(work_of_other_threads_is_not_left_to_the_waiter)
+{
+    pthread_t other;
+    attach(&threaded);
+    wait_briefly();
+    ck_assert_int_eq(pthread_create(&other, NULL, post_from_another_thread, &threaded), 0);
+    ck_assert_int_eq(pthread_join(other, NULL), 0);
+    ck_assert(is_left_to_a_wait(&threaded));
+}
+END_TEST
+
 START_TEST(work_is_left_to_a_wait_that_follows)
 {
     struct tl_completion completion;
@@ -279,5 +297,6 @@ int main(void)
     add(suite, "shared", shared_queue_makes_no_progress);
     add(suite, "driven", worker_without_thread_keeps_its_readers);
     add(suite, "waited", work_is_left_to_a_wait_that_follows);
+    add(suite, "others", work_of_other_threads_is_not_left_to_the_waiter);
     return run_suite(suite);
 }

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Work that is posted while a caller runs the last round before it leaves. The parked thread takes it at once: here it
+ * does not look by itself after a while, so that a test in which it is not woken runs into its time-out.
+ */
+#include <check.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "base/clock.h"
+#include "fakes/run_suite.h"
+#include "server/progress/poller.h"
+
+static bool round_of_a_caller(struct tl_poller *poller, int64_t deadline_ns);
+#define tl_poller_run round_of_a_caller
+#define tl_clock_deadline_ns(timeout_ns) TL_TIME_NEVER
+#include "server/progress/progress.c"
+#undef tl_poller_run
+
+static struct tl_progress_engine progress;
+static struct tl_wait wait;
+static struct tl_closure closure;
+static atomic_bool has_run;
+static pthread_t here;
+static void (*in_round)(void); /* what happens in the next round of this thread; NULL: the round */
+static const struct tl_executor executor;
+
+static bool round_of_a_caller(struct tl_poller *poller, int64_t deadline_ns)
+{
+    if (in_round == NULL || !pthread_equal(pthread_self(), here)) return tl_poller_run(poller, deadline_ns);
+    in_round();
+    in_round = NULL;
+    return true;
+}
+
+static void note(struct tl_closure *its)
+{
+    (void)its;
+    ck_assert(!pthread_equal(pthread_self(), here));
+    atomic_store(&has_run, true);
+}
+
+static void post_and_end_the_wait(void)
+{
+    tl_progress_post(&progress, &closure);
+    tl_wait_done(&wait);
+}
+
+/* The same when the thread has noticed that a caller runs a round, and sleeps until that leaves. */
+static void post_while_the_thread_awaits_the_end(void)
+{
+    bool is_awaited = false;
+    while (!is_awaited) {
+        pthread_mutex_lock(&progress.mutex);
+        pthread_cond_signal(&progress.thread_cond);
+        is_awaited = progress.is_leave_awaited;
+        pthread_mutex_unlock(&progress.mutex);
+        sched_yield();
+    }
+    post_and_end_the_wait();
+}
+
+START_TEST(posted_in_the_last_round)
+{
+    struct tl_loop *loop;
+    here = pthread_self();
+    closure.run = note;
+    ck_assert_int_eq(tl_loop_create(&loop, NULL), TL_OK);
+    ck_assert_int_eq(tl_progress_init(&progress, loop, &executor, NULL, 0, TL_PROGRESS_THREAD, NULL), TL_OK);
+    for (unsigned i = 0; i < 20; i++) {
+        atomic_store(&has_run, false);
+        in_round = _i == 0 ? post_and_end_the_wait : post_while_the_thread_awaits_the_end;
+        progress.streak = STREAK_LENGTH; /* lets this caller run the rounds */
+        progress.last_left_ns = tl_clock_now_ns() + TL_NS_PER_SEC;
+        tl_wait_init(&wait, &progress);
+        ck_assert(tl_wait_for(&wait, TL_TIME_NEVER));
+        tl_wait_fini(&wait);
+        while (!atomic_load(&has_run))
+            sched_yield();
+    }
+    tl_progress_fini(&progress);
+    tl_loop_destroy(loop);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("progress");
+    TCase *tcase = tcase_create("posted");
+    tcase_set_timeout(tcase, 20);
+    tcase_add_loop_test(tcase, posted_in_the_last_round, 0, 2);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
