@@ -99,8 +99,16 @@ class Process:
             self.fail(f"ended with {self.child.wait()}")
         return [float(word) for word in self.read_line(ANSWER_SEC).split()]
 
+    def pause(self):
+        """All of its threads stand still until resume()."""
+        self.child.send_signal(signal.SIGSTOP)
+
+    def resume(self):
+        self.child.send_signal(signal.SIGCONT)
+
     def end(self):
         """Closes its standard input, and is less polite when that does not end it."""
+        self.resume()
         for less_polite in (self.child.stdin.close, self.child.terminate, self.child.kill):
             try:
                 less_polite()
