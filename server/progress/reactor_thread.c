@@ -19,6 +19,10 @@ enum reactor_owner {
 
 enum { WATCHED_CALL, WATCHED_REACTOR };
 
+/* A borrower that comes and goes leaves events behind, such as the credit that a peer returns now and then. The thread
+ * handles so many of them, and rests the reactor again each time, before it keeps a reactor that is not borrowed. */
+enum { MOST_LEFT_EVENTS = 4 };
+
 static bool take(struct tl_reactor_thread *thread, enum reactor_owner owner)
 {
     int none = OWNER_NONE;
@@ -53,6 +57,17 @@ static void lend(struct tl_reactor_thread *thread)
     tl_loop_wake(thread->loop);
 }
 
+/* Handles what has happened, and rests the reactor again. Returns false when the thread keeps it. */
+static bool rest_again(struct tl_reactor_thread *thread)
+{
+    for (;;) {
+        thread->left_events += tl_reactor_run_once(thread->reactor, 0);
+        if (thread->left_events > MOST_LEFT_EVENTS) return false;
+        if (rest(thread)) return true;
+        thread->left_events++; /* something happens at this moment */
+    }
+}
+
 /* Sleeps until the reactor belongs to the thread again, or this may be so. */
 static void watch(struct tl_reactor_thread *thread)
 {
@@ -66,8 +81,7 @@ static void watch(struct tl_reactor_thread *thread)
         return;
     }
     atomic_store(&thread->is_watched, false);
-    if (take(thread, OWNER_THREAD) && (tl_reactor_run_once(thread->reactor, 0) || !rest(thread)))
-        atomic_fetch_add(&thread->taken_count, 1);
+    if (take(thread, OWNER_THREAD) && !rest_again(thread)) atomic_fetch_add(&thread->taken_count, 1);
 }
 
 static void *run(void *context)
@@ -144,7 +158,9 @@ void tl_reactor_thread_ask(struct tl_reactor_thread *thread)
 
 bool tl_reactor_thread_borrow(struct tl_reactor_thread *thread)
 {
-    return take(thread, OWNER_BORROWER);
+    if (!take(thread, OWNER_BORROWER)) return false;
+    thread->left_events = 0;
+    return true;
 }
 
 bool tl_reactor_thread_rest(struct tl_reactor_thread *thread)

@@ -5,9 +5,10 @@
  * Happy path: the thread runs the rounds. A thread of the program that drives the loop asks for the reactor; the thread
  * rests it, and the borrower takes it and runs it with the loop, without a switch of threads between an operation and
  * its messages. A borrower that sleeps or goes away rests the reactor: it is armed, the thread watches its descriptor,
- * and the first one takes it: the next borrower, or the thread as soon as there is something to do.
+ * and the first one takes it: the next borrower, or the thread as soon as there is something to do. The thread rests it
+ * again after a few events that come between two calls of a borrower, and keeps it after more of them.
  *
- *     THREAD --was asked--> RESTING --borrow--> LENT --rest--> RESTING --event--> THREAD
+ *     THREAD --was asked--> RESTING --borrow--> LENT --rest--> RESTING --events--> THREAD
  *                                               LENT --give back--> THREAD
  *
  * No event is lost: the reactor is armed before it rests, the thread watches it then, and every way out of RESTING is
@@ -34,10 +35,11 @@ struct tl_reactor_thread {
     int call_fd;            /* eventfd, watched by it: the thread owns the reactor, or is to end */
     atomic_int owner;       /* enum reactor_owner */
     atomic_bool is_watched; /* the next event of a resting reactor wakes the thread */
+    unsigned left_events;   /* the owner's: those that the thread has handled since the reactor was borrowed */
     atomic_bool is_asked_for;
     atomic_bool is_stopping;
     atomic_uint_fast64_t lent_count;  /* how often the thread has rested its reactor for others */
-    atomic_uint_fast64_t taken_count; /* how often it has taken a resting one back */
+    atomic_uint_fast64_t taken_count; /* how often it has taken a resting one back, and kept it */
 };
 
 /* Starts the thread; the reactor and its executor are used until tl_reactor_thread_stop. Errors: TL_RESOURCE_EXHAUSTED:

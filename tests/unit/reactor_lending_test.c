@@ -14,7 +14,7 @@
 #include "fakes/run_suite.h"
 #include "server/progress/poller.h"
 
-enum { MANY = 2000, ENOUGH = 16 };
+enum { MANY = 2000, ENOUGH = 16, MOST_LEFT = 4, FEW = 2 };
 
 static struct {
     struct tl_provider base;
@@ -195,21 +195,43 @@ START_TEST(many_requests_leave_it_to_the_thread)
 }
 END_TEST
 
-/* The thread takes a resting reactor when there is something to do, and keeps it. */
+/* The thread takes a resting reactor when there is something to do, and keeps it when that happens often. */
 START_TEST(the_thread_takes_what_rests)
 {
     borrow();
     tl_poller_rest(&poller);
-    happen();
-    wait_until_handled(1);
+    for (unsigned i = 1; i <= MOST_LEFT + 1; i++) {
+        happen();
+        wait_until_handled(i);
+    }
     ck_assert_uint_eq(source.handled_here, 0);
     while (atomic_load(&thread.taken_count) == 0)
         sched_yield();
     tl_poller_borrow(&poller);
     ck_assert(!tl_poller_has_borrowed(&poller));
     happen();
-    wait_until_handled(2);
+    wait_until_handled(MOST_LEFT + 2);
     ck_assert_uint_eq(source.handled_here, 0);
+}
+END_TEST
+
+/* What is left to the thread between two calls of a borrower does not take the reactor from it. */
+START_TEST(few_events_leave_it_resting)
+{
+    borrow();
+    for (unsigned i = 0; i < 100; i++) {
+        tl_poller_rest(&poller);
+        for (unsigned j = 1; j <= FEW; j++) {
+            happen();
+            wait_until_handled(i * FEW + j);
+        }
+        poller.begun_count = 0;
+        while (tl_poller_borrow(&poller), !tl_poller_has_borrowed(&poller))
+            sched_yield();
+    }
+    ck_assert_uint_eq(source.handled_here, 0);
+    ck_assert_uint_eq(thread.taken_count, 0);
+    ck_assert_uint_eq(thread.lent_count, 1);
 }
 END_TEST
 
@@ -316,6 +338,7 @@ int main(void)
     add(suite, "asks", only_who_has_requests_asks);
     add(suite, "many", many_requests_leave_it_to_the_thread);
     add(suite, "takes", the_thread_takes_what_rests);
+    add(suite, "few", few_events_leave_it_resting);
     add(suite, "busy", a_busy_reactor_rests);
     add(suite, "endless", a_reactor_that_cannot_rest_goes_back);
     add(suite, "false_alarm", a_false_alarm_leaves_it_resting);
