@@ -48,6 +48,12 @@ static void hand_on(struct tl_progress_engine *progress)
     pthread_cond_signal(&TL_CONTAINER_OF(progress->waits.next, struct tl_wait, link)->cond);
 }
 
+/* Returns whether something was posted that no caller will run. The loop is free. */
+static bool has_abandoned_work(const struct tl_progress_engine *progress)
+{
+    return tl_list_is_empty(&progress->waits) && tl_loop_has_work(progress->loop);
+}
+
 /* Runs one round. The mutex is held before and after it, and free meanwhile. Returns whether anything was done. */
 static bool run_locked(struct tl_progress_engine *progress, int64_t deadline_ns)
 {
@@ -75,6 +81,7 @@ static void park(struct tl_progress_engine *progress)
     progress->is_park_wanted = false;
     __atomic_store_n(&progress->is_parked, true, __ATOMIC_RELAXED);
     hand_on(progress);
+    progress->is_thread_wanted = has_abandoned_work(progress);
     uint64_t rounds = progress->caller_rounds;
     bool is_over = false;
     while (!is_over && !progress->is_stopping) {
@@ -179,7 +186,7 @@ void tl_progress_fini(struct tl_progress_engine *progress)
 /* Something was posted to the loop: lets the parked thread run it. */
 static void want_thread(struct tl_progress_engine *progress)
 {
-    /* A thread that is about to park finds the closure in its next round. */
+    /* A thread that is about to park looks for the closure afterwards. */
     if (!__atomic_load_n(&progress->is_parked, __ATOMIC_RELAXED)) return;
     pthread_mutex_lock(&progress->mutex);
     if (progress->is_parked && !progress->is_running) {
@@ -229,6 +236,7 @@ void tl_wait_done(struct tl_wait *wait)
 static bool run_round(struct tl_progress_engine *progress, int64_t deadline_ns)
 {
     progress->caller_rounds++;
+    progress->is_thread_wanted = false; /* this round runs what was posted */
     bool did_work = run_locked(progress, deadline_ns);
     return (did_work && progress->mode == TL_PROGRESS_CALLER) || tl_clock_now_ns() < deadline_ns;
 }
@@ -263,7 +271,7 @@ static void leave(struct tl_progress_engine *progress, struct tl_wait *wait)
     if (progress->mode == TL_PROGRESS_CALLER) return;
     progress->last_left_ns = tl_clock_now_ns();
     /* What others posted during the last round has woken no thread. */
-    if (is_loop_free(progress) && tl_list_is_empty(&progress->waits) && tl_loop_has_work(progress->loop)) {
+    if (is_loop_free(progress) && has_abandoned_work(progress)) {
         progress->is_thread_wanted = true;
         pthread_cond_signal(&progress->thread_cond);
     }

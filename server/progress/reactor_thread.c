@@ -50,6 +50,7 @@ static bool rest(struct tl_reactor_thread *thread)
 static void lend(struct tl_reactor_thread *thread)
 {
     atomic_store(&thread->is_asked_for, false);
+    thread->left_events = 0;
     if (tl_reactor_provider(thread->reactor)->fd < 0) return;
     while (!atomic_load(&thread->is_stopping) && !rest(thread))
         (void)tl_reactor_run_once(thread->reactor, 0);
@@ -63,6 +64,7 @@ static bool rest_again(struct tl_reactor_thread *thread)
     for (;;) {
         thread->left_events += tl_reactor_run_once(thread->reactor, 0);
         if (thread->left_events > MOST_LEFT_EVENTS) return false;
+        atomic_store(&thread->is_asked_for, false);
         if (rest(thread)) return true;
         thread->left_events++; /* something happens at this moment */
     }
@@ -89,12 +91,12 @@ static void *run(void *context)
     struct tl_reactor_thread *thread = context;
     const struct tl_executor *former = tl_executor_enter(thread->executor);
     while (!atomic_load(&thread->is_stopping)) {
-        if (atomic_load(&thread->owner) != OWNER_THREAD) {
+        if (atomic_load(&thread->owner) != OWNER_THREAD)
             watch(thread);
-        } else {
+        else if (atomic_load(&thread->is_asked_for))
+            lend(thread);
+        else
             (void)tl_reactor_run_once(thread->reactor, TL_TIME_NEVER);
-            if (atomic_load(&thread->is_asked_for)) lend(thread);
-        }
     }
     (void)take(thread, OWNER_THREAD);
     tl_executor_leave(former);

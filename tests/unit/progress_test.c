@@ -17,6 +17,7 @@ static bool round_of_a_caller(struct tl_poller *poller, int64_t deadline_ns);
 #include "server/progress/progress.c"
 #undef tl_poller_run
 
+static struct tl_loop *loop;
 static struct tl_progress_engine progress;
 static struct tl_wait wait;
 static struct tl_closure closure;
@@ -27,7 +28,7 @@ static const struct tl_executor executor;
 
 static bool round_of_a_caller(struct tl_poller *poller, int64_t deadline_ns)
 {
-    if (in_round == NULL || !pthread_equal(pthread_self(), here)) return tl_poller_run(poller, deadline_ns);
+    if (!pthread_equal(pthread_self(), here) || in_round == NULL) return tl_poller_run(poller, deadline_ns);
     in_round();
     in_round = NULL;
     return true;
@@ -60,35 +61,71 @@ static void post_while_the_thread_awaits_the_end(void)
     post_and_end_the_wait();
 }
 
-START_TEST(posted_in_the_last_round)
+static void end_the_wait(void)
 {
-    struct tl_loop *loop;
+    tl_wait_done(&wait);
+}
+
+static void setup(void)
+{
     here = pthread_self();
     closure.run = note;
     ck_assert_int_eq(tl_loop_create(&loop, NULL), TL_OK);
     ck_assert_int_eq(tl_progress_init(&progress, loop, &executor, NULL, 0, TL_PROGRESS_THREAD, NULL), TL_OK);
-    for (unsigned i = 0; i < 20; i++) {
-        atomic_store(&has_run, false);
-        in_round = _i == 0 ? post_and_end_the_wait : post_while_the_thread_awaits_the_end;
-        progress.streak = STREAK_LENGTH; /* lets this caller run the rounds */
-        progress.last_left_ns = tl_clock_now_ns() + TL_NS_PER_SEC;
-        tl_wait_init(&wait, &progress);
-        ck_assert(tl_wait_for(&wait, TL_TIME_NEVER));
-        tl_wait_fini(&wait);
-        while (!atomic_load(&has_run))
-            sched_yield();
-    }
+}
+
+static void teardown(void)
+{
     tl_progress_fini(&progress);
     tl_loop_destroy(loop);
 }
+
+/* Waits, and runs one round. */
+static void wait_for_round(void (*happen)(void))
+{
+    in_round = happen;
+    progress.streak = STREAK_LENGTH; /* lets this caller run the rounds */
+    progress.last_left_ns = TL_TIME_NEVER;
+    tl_wait_init(&wait, &progress);
+    ck_assert(tl_wait_for(&wait, TL_TIME_NEVER));
+    tl_wait_fini(&wait);
+}
+
+START_TEST(posted_in_the_last_round)
+{
+    for (unsigned i = 0; i < 20; i++) {
+        atomic_store(&has_run, false);
+        wait_for_round(_i == 0 ? post_and_end_the_wait : post_while_the_thread_awaits_the_end);
+        while (!atomic_load(&has_run))
+            sched_yield();
+    }
+}
 END_TEST
+
+/* A caller has run what the thread was wanted for before that could take the loop. */
+START_TEST(run_by_a_caller)
+{
+    wait_for_round(end_the_wait);
+    ck_assert(progress.is_parked);
+    progress.is_thread_wanted = true;
+    wait_for_round(end_the_wait);
+    ck_assert(progress.is_parked && !progress.is_thread_wanted);
+}
+END_TEST
+
+static void add(Suite *suite, const char *name, const TTest *test, int end)
+{
+    TCase *tcase = tcase_create(name);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_set_timeout(tcase, 20);
+    tcase_add_loop_test(tcase, test, 0, end);
+    suite_add_tcase(suite, tcase);
+}
 
 int main(void)
 {
     Suite *suite = suite_create("progress");
-    TCase *tcase = tcase_create("posted");
-    tcase_set_timeout(tcase, 20);
-    tcase_add_loop_test(tcase, posted_in_the_last_round, 0, 2);
-    suite_add_tcase(suite, tcase);
+    add(suite, "posted", posted_in_the_last_round, 2);
+    add(suite, "stale", run_by_a_caller, 1);
     return run_suite(suite);
 }
