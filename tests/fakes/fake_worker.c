@@ -437,16 +437,25 @@ struct fake_seen fake_worker_seen(struct fake_worker *worker)
     return seen;
 }
 
+/* For a machine that hangs, not for one that is slow. */
+enum { PATIENCE_SEC = 120 };
+
 void fake_worker_wait(struct fake_worker *worker, bool (*condition)(const struct fake_seen *seen))
 {
     struct timespec deadline;
     clock_gettime(CLOCK_REALTIME, &deadline);
-    deadline.tv_sec += 30;
+    deadline.tv_sec += PATIENCE_SEC;
     pthread_mutex_lock(&worker->mutex);
     int failure = 0;
     while (!condition(&worker->seen) && failure == 0) {
         failure = pthread_cond_timedwait(&worker->changed, &worker->mutex, &deadline);
     }
-    TL_CHECK(condition(&worker->seen));
+    const struct fake_seen *seen = &worker->seen;
+    if (!condition(seen)) {
+        fprintf(stderr, "for %d s: %u requests for '%s', ended %u %u %u; %u admitted, %u published, %u broken off\n",
+                PATIENCE_SEC, seen->requests, seen->key, seen->ended[0], seen->ended[1], seen->ended[2], seen->admitted,
+                seen->published, seen->broken_off);
+        abort();
+    }
     pthread_mutex_unlock(&worker->mutex);
 }

@@ -810,7 +810,7 @@ class WithoutMapping(Blocks):
         self.assertIsNone(self.cache._memory)
 
 
-@unittest.skipIf(SANITIZE, "AddressSanitizer keeps memory that was freed")
+@unittest.skipIf(SANITIZE, "sanitizers keep memory that was freed")
 class Memory(Owned):
     limit = "1MiB"
 

@@ -262,7 +262,7 @@ class Collected(unittest.TestCase):
         self.assertEqual(out, "[None, None]\n")
 
 
-@unittest.skipIf(python_support.SANITIZE, "AddressSanitizer keeps memory that was freed")
+@unittest.skipIf(python_support.SANITIZE, "sanitizers keep memory that was freed")
 class Flat(WorkersCase):
     def resident_bytes(self):
         gc.collect()
