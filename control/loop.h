@@ -43,7 +43,7 @@ void tl_loop_begin_write(struct tl_loop *loop);
  * any. */
 bool tl_loop_run_closures(struct tl_loop *loop);
 
-/* Returns whether closures wait to be run. */
+/* Returns whether closures wait to be run: posted, left by the quota, or deferred. */
 bool tl_loop_has_work(struct tl_loop *loop);
 
 /* Posts a closure, which runs on the owner's thread. Thread: any. */

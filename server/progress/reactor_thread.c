@@ -64,7 +64,7 @@ static bool rest_again(struct tl_reactor_thread *thread)
     for (;;) {
         thread->left_events += tl_reactor_run_once(thread->reactor, 0);
         if (thread->left_events > MOST_LEFT_EVENTS) return false;
-        atomic_store(&thread->is_asked_for, false);
+        atomic_store(&thread->is_asked_for, false); /* the borrower that has asked finds it resting */
         if (rest(thread)) return true;
         thread->left_events++; /* something happens at this moment */
     }

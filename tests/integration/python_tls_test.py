@@ -42,7 +42,7 @@ class Secured(unittest.TestCase):
         return path
 
     def make_certificates(self, certs):
-        # The program brings the library of its sanitizer along.
+        # The program has its sanitizer inside, and does not start with another one loaded before it.
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         for arguments in (["init"], ["issue", "--config", self.config]):
             subprocess.run([BUILD / "bin/tensorlane", "cert", *arguments, "--folder", self.folder / certs], check=True,
