@@ -36,7 +36,7 @@ void bench_check_contents(const struct tl_tensor *tensor);
 const char *bench_security(void);
 
 /* Both return the exit code. */
-int bench_serve(const char *protocol);
+int bench_serve(const char *protocol, const char *host);
 int bench_pull(const char *port, enum tl_progress progress, const char *protocol, const char *names_path);
 
 #endif

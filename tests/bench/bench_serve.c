@@ -97,13 +97,13 @@ static void run(struct server *server)
     }
 }
 
-int bench_serve(const char *protocol)
+int bench_serve(const char *protocol, const char *host)
 {
     char config[2048];
     snprintf(config, sizeof(config),
-             "{\"cluster\": {\"ps\": [\"127.0.0.1:1\"]}, \"protocol\": \"%s\", \"listen\": \"127.0.0.1:0\","
+             "{\"cluster\": {\"ps\": [\"%s:1\"]}, \"protocol\": \"%s\", \"listen\": \"%s:0\","
              " \"log\": {\"level\": \"warn\"}%s}",
-             protocol, bench_security());
+             host, protocol, host, bench_security());
     struct server server = {0};
     struct tl_error error;
     const struct tl_worker_options options = {.size_bytes = sizeof(options), .config_json = config, .job = "ps"};

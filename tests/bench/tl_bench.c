@@ -64,11 +64,13 @@ const char *bench_security(void)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "serve") == 0) return bench_serve(argv[2]);
+    if ((argc == 3 || argc == 4) && strcmp(argv[1], "serve") == 0)
+        return bench_serve(argv[2], argc == 4 ? argv[3] : "127.0.0.1");
     if ((argc == 5 || argc == 6) && strcmp(argv[1], "pull") == 0) {
         if (strcmp(argv[3], "thread") == 0) return bench_pull(argv[2], TL_PROGRESS_THREAD, argv[4], argv[5]);
         if (strcmp(argv[3], "caller") == 0) return bench_pull(argv[2], TL_PROGRESS_CALLER, argv[4], argv[5]);
     }
-    fprintf(stderr, "usage: tl_bench serve PROTOCOL | tl_bench pull PORT thread|caller PROTOCOL [NAMES]\n");
+    fprintf(stderr, "usage: tl_bench serve PROTOCOL [HOST]\n"
+                    "       tl_bench pull [HOST:]PORT thread|caller PROTOCOL [NAMES]\n");
     return EXIT_FAILURE;
 }

@@ -25,8 +25,9 @@ class Run(unittest.TestCase):
     def run_bench(self, *options):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        command = [sys.executable, BENCH / "python" / "run", "--without-pypi", "--rounds", "1", "--sample-sec", "0",
-                   "--divide", "8", "--quiet", "--build", python_support.BUILD, "--folder", folder.name, *options]
+        command = [sys.executable, BENCH / "python" / "run", "--without-pypi", "--starts", "1", "--rounds", "1",
+                   "--sample-sec", "0", "--divide", "8", "--quiet", "--build", python_support.BUILD,
+                   "--folder", folder.name, *options]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         return result.stdout, json.loads(pathlib.Path(folder.name, "python.json").read_text())["samples"]
