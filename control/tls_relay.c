@@ -35,6 +35,7 @@
 #include "base/error.h"
 #include "base/list.h"
 #include "base/log.h"
+#include "base/log_limit.h"
 #include "base/number_map.h"
 #include "base/random.h"
 #include "base/thread.h"
@@ -98,11 +99,12 @@ struct tl_tls_relay {
     pthread_mutex_t moving; /* guards what follows, and struct relayed; taken before `mutex` */
     struct tl_list all;
     struct tl_list ready;
-    int64_t period_ns; /* when certificates are looked at next */
-    int64_t moved_ns;  /* when something was moved last while it is driven */
-    size_t pass_bytes; /* moved in this pass */
-    int64_t bulk_ns;   /* when a pass last moved BULK_BYTES */
-    uint8_t *buffer;   /* [STEP_BYTES] */
+    int64_t period_ns;             /* when certificates are looked at next */
+    int64_t moved_ns;              /* when something was moved last while it is driven */
+    size_t pass_bytes;             /* moved in this pass */
+    int64_t bulk_ns;               /* when a pass last moved BULK_BYTES */
+    struct tl_log_limit log_limit; /* for each peer whose TLS went wrong */
+    uint8_t *buffer;               /* [STEP_BYTES] */
 };
 
 /* ------------------------------------------------------------------------------------------------- connections -- */
@@ -253,7 +255,8 @@ static bool move_in(struct tl_tls_relay *relay, struct relayed *relayed)
         relayed->tcp.can_read = false;
         break;
     case TL_TLS_FAILED:
-        if (error.code == TL_UNAUTHENTICATED) log_end(relayed, &error);
+        if (error.code != TL_UNAVAILABLE && tl_log_limit_passes(&relay->log_limit, relayed->peer->name.text))
+            log_end(relayed, &error);
         note_end(relayed, &relayed->is_wire_ended);
         break;
     case TL_TLS_ENDED:
@@ -522,6 +525,7 @@ enum tl_status tl_tls_relay_create(struct tl_tls_relay **ret_relay, struct tl_er
     if (relay == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS connections");
     pthread_mutex_init(&relay->mutex, NULL);
     pthread_mutex_init(&relay->moving, NULL);
+    tl_log_limit_init(&relay->log_limit);
     tl_list_init(&relay->added);
     tl_list_init(&relay->all);
     tl_list_init(&relay->ready);
@@ -573,6 +577,7 @@ void tl_tls_relay_destroy(struct tl_tls_relay *relay)
     if (relay->event >= 0) (void)close(relay->event);
     pthread_mutex_destroy(&relay->mutex);
     pthread_mutex_destroy(&relay->moving);
+    tl_log_limit_fini(&relay->log_limit);
     free(relay->buffer);
     free(relay);
 }

@@ -29,6 +29,12 @@
 /* Plain bytes of a record, and more than its header and tag take. */
 #define RECORD_BYTES 16384
 #define RECORD_OVERHEAD_BYTES 64
+/* Records that one call reads at most: a peer may put one byte into each. */
+#define MAX_RECORDS 64
+/* Messages of TLS itself, as for new keys, in both directions: a handshake has some 15. Then so many may come beside
+ * each RENEWED_BYTES. */
+#define MAX_MESSAGES 64
+#define RENEWED_BYTES (1024 * 1024)
 
 struct tl_tls_session {
     SSL *ssl;
@@ -37,11 +43,13 @@ struct tl_tls_session {
     int socket;
     char *expected_name;
     struct tl_certificate_name peer;
-    struct tl_error refusal; /* why we do not accept the peer's certificate; code TL_OK: we do, or have not seen it */
+    struct tl_error refusal; /* why we do not accept the peer; code TL_OK: we do, or have not seen its certificate */
     uint8_t *output;         /* [output_capacity]; [output_begin, output_end) waits for the peer */
     size_t output_begin;
     size_t output_end;
     size_t output_capacity;
+    unsigned message_count; /* messages of TLS itself since plain_bytes was 0 */
+    size_t plain_bytes;     /* that were read since then */
 };
 
 /* ------------------------------------------------------------------------------------------------------ output -- */
@@ -201,6 +209,7 @@ static enum tl_tls_progress judge(const struct tl_tls_session *session, int resu
 {
     int error_number = errno;
     int error = SSL_get_error(session->ssl, result);
+    if (session->refusal.code != TL_OK) return fail(session, error, error_number, ret_error);
     if (error == SSL_ERROR_WANT_READ) return TL_TLS_WANTS_READ;
     if (error == SSL_ERROR_ZERO_RETURN) return TL_TLS_ENDED;
     return fail(session, error, error_number, ret_error);
@@ -310,6 +319,33 @@ enum tl_status tl_tls_session_recheck(const struct tl_tls_session *session, cons
     return status;
 }
 
+/* ---------------------------------------------------------------------------------------------------- messages -- */
+
+/* OpenSSL handles messages of TLS itself for as long as they come, within one call, so that a peer could keep the
+ * thread of all connections. One that sends too many is treated as one that has ended the connection. */
+static void count_message(int is_sent, int version, int kind, const void *bytes, size_t len_bytes, SSL *ssl,
+                          void *context)
+{
+    struct tl_tls_session *session = context;
+    (void)is_sent;
+    (void)version;
+    (void)bytes;
+    (void)len_bytes;
+    if (kind != SSL3_RT_HANDSHAKE && kind != SSL3_RT_ALERT) return;
+    if (++session->message_count <= MAX_MESSAGES) return;
+    tl_error_set(&session->refusal, TL_RESOURCE_EXHAUSTED,
+                 "it sends messages of TLS without end, and no data (new keys, for instance)");
+    SSL_set_shutdown(ssl, SSL_get_shutdown(ssl) | SSL_RECEIVED_SHUTDOWN);
+}
+
+static void count_plain(struct tl_tls_session *session, size_t len_bytes)
+{
+    session->plain_bytes += len_bytes;
+    if (session->plain_bytes < RENEWED_BYTES) return;
+    session->plain_bytes = 0;
+    session->message_count = 0;
+}
+
 /* ------------------------------------------------------------------------------------------------------ public -- */
 
 enum tl_status tl_tls_session_create(struct tl_tls_context *context, enum tl_tls_role role, int socket,
@@ -332,6 +368,8 @@ enum tl_status tl_tls_session_create(struct tl_tls_context *context, enum tl_tls
         BIO_free(output);
         goto fail;
     }
+    SSL_set_msg_callback(session->ssl, count_message);
+    SSL_set_msg_callback_arg(session->ssl, session);
     SSL_set0_rbio(session->ssl, input);
     SSL_set0_wbio(session->ssl, output);
     if (role == TL_TLS_ACCEPTS)
@@ -405,11 +443,12 @@ enum tl_tls_progress tl_tls_session_read(struct tl_tls_session *session, void *b
     size_t len_bytes = 0;
     enum tl_tls_progress progress = TL_TLS_DONE;
     ERR_clear_error();
-    while (len_bytes < capacity) {
+    for (unsigned records = 0; records < MAX_RECORDS && len_bytes < capacity; records++) {
         size_t got = 0;
         errno = 0;
         int result = SSL_read_ex(session->ssl, (uint8_t *)bytes + len_bytes, capacity - len_bytes, &got);
         len_bytes += got;
+        count_plain(session, got);
         if (result == 1) continue;
         progress = judge(session, result, ret_error);
         break;

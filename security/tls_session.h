@@ -52,8 +52,9 @@ int64_t tl_tls_session_not_after(const struct tl_tls_session *session);
 enum tl_status tl_tls_session_recheck(const struct tl_tls_session *session, const struct tl_tls_context *context,
                                       struct tl_error *ret_error) TL_MUST_USE;
 
-/* Reads plain bytes, as many as are there and fit. TL_TLS_DONE: all the capacity is used, and there may be more. With
- * any other result, too, *ret_len_bytes bytes have come before it. */
+/* Reads plain bytes, as many as are there and fit, of at most 64 records. TL_TLS_DONE: there may be more. With any
+ * other result, too, *ret_len_bytes bytes have come before it. Errors: TL_UNAUTHENTICATED: the peer does not accept
+ * us. TL_RESOURCE_EXHAUSTED: the peer sends messages of TLS itself without end. TL_UNAVAILABLE: all else. */
 enum tl_tls_progress tl_tls_session_read(struct tl_tls_session *session, void *bytes, size_t capacity,
                                          size_t *ret_len_bytes, struct tl_error *ret_error);
 

@@ -49,12 +49,13 @@ static X509 *make_certificate(const char *common_name, EVP_PKEY *key, long seria
 }
 
 /* Makes an authority whose certificate the issuer signs; NULL: itself. */
-static void make_authority(struct authority *issuer, struct authority *authority, const char *name, const char *path)
+static void make_authority(struct authority *issuer, struct authority *authority, const char *name, long end_s,
+                           const char *path)
 {
     authority->key = make_key(0);
     authority->next_serial = 100;
     long serial = issuer != NULL ? issuer->next_serial++ : 1;
-    authority->certificate = make_certificate(name, authority->key, serial, 0, 0);
+    authority->certificate = make_certificate(name, authority->key, serial, 0, end_s);
     if (issuer == NULL) issuer = authority;
     X509_set_issuer_name(authority->certificate, X509_get_subject_name(issuer->certificate));
     X509V3_CTX context;
@@ -68,12 +69,13 @@ static void make_authority(struct authority *issuer, struct authority *authority
 
 void authority_init(struct authority *authority, const char *name, const char *path)
 {
-    make_authority(NULL, authority, name, path);
+    make_authority(NULL, authority, name, 0, path);
 }
 
-void authority_init_below(struct authority *issuer, struct authority *authority, const char *name, const char *path)
+void authority_init_below(struct authority *issuer, struct authority *authority, const char *name, long end_s,
+                          const char *path)
 {
-    make_authority(issuer, authority, name, path);
+    make_authority(issuer, authority, name, end_s, path);
 }
 
 void authority_fini(struct authority *authority)

@@ -26,8 +26,10 @@ struct certificate_kind {
 };
 
 void authority_init(struct authority *authority, const char *name, const char *path);
-/* Makes an authority whose certificate the issuer signs, with its next serial number. */
-void authority_init_below(struct authority *issuer, struct authority *authority, const char *name, const char *path);
+/* Makes an authority whose certificate the issuer signs, with its next serial number, and which ends after so many
+ * seconds (0: in an hour). */
+void authority_init_below(struct authority *issuer, struct authority *authority, const char *name, long end_s,
+                          const char *path);
 void authority_fini(struct authority *authority);
 
 /* Writes a certificate and its key (mode 0600). Returns the serial number. */
