@@ -497,6 +497,112 @@ START_TEST(strangers_who_call)
 }
 END_TEST
 
+/* Whether the accept socket of this side has got something. */
+static bool has_packet(const struct side *side)
+{
+    char byte;
+    return recv(local_pair_of(side->pair)->sockets.accept, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0;
+}
+
+/* A peer presents the token that its own connection was given where another peer is expected. All abstract names are
+ * in /proc/net/unix, so that it knows that one's accept socket. */
+START_TEST(token_of_another_pair)
+{
+    struct side other = {.name = "other", .provider = a.provider};
+    struct tl_pair_address from_other, from_b;
+    struct local_address others, expected;
+    set_up_caller();
+    side_open(&b, "b", NULL);
+    side_create(&b, 16, 16, TL_KEYS_REGION);
+    side_create(&other, 16, 16, TL_KEYS_REGION);
+    side_get_address(&b, &from_b);
+    side_get_address(&other, &from_other);
+    side_connect(&other, &from_b);
+    ck_assert(local_address_read(&from_other, &others) && local_address_read(&from_b, &expected));
+    int memory = make_memory("sealed", local_ring_bytes(16));
+    const int fds[] = {caller.peers_end, memory, caller.wake_in};
+    struct local_hello hello = caller_hello(&to, 16);
+    ck_assert(caller_say(&others, &hello, sizeof(hello), fds, LOCAL_HELLO_DESCRIPTORS));
+    memcpy(hello.from, expected.token, sizeof(hello.from)); /* not even if it knew that one */
+    ck_assert(caller_say(&others, &hello, sizeof(hello), fds, LOCAL_HELLO_DESCRIPTORS));
+    ck_assert(!has_packet(&other));
+    side_connect(&b, &from_other);
+    side_message(&b, "x", 1, NULL);
+    side_message(&other, "x", 1, NULL);
+    PUMP_UNTIL(b.messages == 1 && other.messages == 1);
+    ck_assert(!a.drained);
+    /* Where the token belongs, another one's name does not help either. */
+    ck_assert(caller_say(&to, &hello, sizeof(hello), fds, LOCAL_HELLO_DESCRIPTORS));
+    PUMP_UNTIL(a.drained || local_pair_of(a.pair)->state == LOCAL_CONNECTED);
+    ck_assert_msg(a.drained, "it is connected");
+    ck_assert_ptr_nonnull(strstr(a.reason.message, "another process"));
+    ck_assert(!b.drained && !other.drained);
+    close(memory);
+    caller_close(&caller);
+    side_end(&a);
+    side_end(&other);
+    side_close(&b);
+}
+END_TEST
+
+/* The first process that presents a token has the connection; the second one has nothing, whether it comes before that
+ * was noticed or later. */
+START_TEST(token_that_is_used_twice)
+{
+    unsigned descriptors = count_descriptors();
+    struct local_caller second;
+    set_up_caller();
+    caller_open(&second, &to);
+    struct local_hello hello = caller_hello(&to, 16);
+    int memory = make_memory("sealed", local_ring_bytes(16));
+    const int fds[] = {second.peers_end, memory, second.wake_in};
+    caller_call(&caller, &to, &hello, memory);
+    ck_assert(caller_say(&to, &hello, sizeof(hello), fds, LOCAL_HELLO_DESCRIPTORS));
+    close(second.peers_end);
+    second.peers_end = -1;
+    side_message(&a, "x", 1, NULL);
+    PUMP_UNTIL(a.pair->ops->space(a.pair) == 16);
+    char byte;
+    ck_assert_int_eq(recv(second.in, &byte, 1, MSG_DONTWAIT), 0); /* what it has passed is closed */
+    ck_assert(!is_hung_up());
+    ck_assert(!caller_say(&to, &hello, sizeof(hello), NULL, 0));
+    close(memory);
+    caller_close(&second);
+    caller_close(&caller);
+    side_end(&a);
+    PUMP_UNTIL(count_descriptors() == descriptors);
+}
+END_TEST
+
+/* The next connection with the same peer has a token and an accept socket of its own. */
+START_TEST(token_of_an_ended_pair)
+{
+    struct local_hello hello;
+    set_up_caller();
+    const struct local_address ended = to;
+    close(caller_take(&caller, &hello));
+    caller_close(&caller);
+    PUMP_UNTIL(a.drained);
+    side_end(&a);
+    a = (struct side){.name = "a", .provider = a.provider};
+    set_up_caller();
+    ck_assert(memcmp(to.token, ended.token, sizeof(to.token)) != 0);
+    int memory = make_memory("sealed", local_ring_bytes(16));
+    const int fds[] = {caller.peers_end, memory, caller.wake_in};
+    hello = caller_hello(&ended, 16);
+    ck_assert(!caller_say(&ended, &hello, sizeof(hello), fds, LOCAL_HELLO_DESCRIPTORS));
+    ck_assert(caller_say(&to, &hello, sizeof(hello), fds, LOCAL_HELLO_DESCRIPTORS));
+    ck_assert(!has_packet(&a));
+    hello = caller_hello(&to, 16);
+    caller_call(&caller, &to, &hello, memory);
+    side_message(&a, "x", 1, NULL);
+    PUMP_UNTIL(a.pair->ops->space(a.pair) == 16);
+    close(memory);
+    caller_close(&caller);
+    side_end(&a);
+}
+END_TEST
+
 /* A process that knows the token sends an invalid HELLO. */
 START_TEST(calls_that_may_not_be)
 {
@@ -730,5 +836,11 @@ int main(void)
     tcase_add_test(tcase, folders_that_cannot_be_used);
     tcase_add_test(tcase, descriptors_are_closed_on_exec);
     suite_add_tcase(suite, tcase);
+    TCase *tokens = tcase_create("tokens");
+    tcase_add_checked_fixture(tokens, setup, teardown);
+    tcase_add_test(tokens, token_of_another_pair);
+    tcase_add_test(tokens, token_that_is_used_twice);
+    tcase_add_test(tokens, token_of_an_ended_pair);
+    suite_add_tcase(suite, tokens);
     return run_suite(suite);
 }

@@ -6,12 +6,14 @@
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 
 #include "base/log.h"
 #include "dataplane/engine/conn_internal.h"
 #include "fakes/certificates.h"
 #include "fakes/cluster.h"
+#include "fakes/local_caller.h"
 #include "fakes/log_capture.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
@@ -164,6 +166,23 @@ START_TEST(expires_while_its_links_run)
 }
 END_TEST
 
+/* Task 2 has the certificate of task 1: it gets no link, neither when it dials nor when it is dialled. */
+START_TEST(certificate_of_another)
+{
+    const struct certificate_kind kind = {.names = "URI:spiffe://test/job/node/task/1"};
+    enum tl_path path;
+    authority_issue(&authority, &kind, temp_path("node-2.pem"), temp_path("node-2.key"));
+    open_all();
+    ck_assert_int_ne(receive(2, 0, CLUSTER_SECOND, &path), TL_OK);
+    ck_assert_int_ne(receive(1, 2, CLUSTER_SECOND, &path), TL_OK);
+    CLUSTER_UNTIL(strstr(cluster_peer_info(cluster.workers[2], 0).reason.message,
+                         "says that it is /job:node/task:2, and its certificate is for /job:node/task:1") != NULL);
+    CLUSTER_UNTIL(strstr(cluster_peer_info(cluster.workers[1], 2).reason.message,
+                         "for /job:node/task:1, and not for /job:node/task:2") != NULL);
+    ck_assert(comes_locally(0, 1) || is_up(0, 1));
+}
+END_TEST
+
 /* ------------------------------------------------------------------------------------------------------ replay -- */
 
 static struct tl_conn *find_conn(unsigned task, unsigned peer)
@@ -228,15 +247,72 @@ START_TEST(token_of_another_link)
 }
 END_TEST
 
+/* Lets the workers look for work one after the other until task 0 expects task 1 at an accept socket: what task 1 says
+ * there is seen when task 0 looks again. */
+static struct local_pair *await_accept_socket(void)
+{
+    for (unsigned round = 0; find_conn(0, 1) == NULL; round++)
+        (void)!tl_worker_progress(cluster.workers[round % 3], CLUSTER_SECOND / 1000);
+    return local_pair_of(find_conn(0, 1)->pair);
+}
+
+static bool say_hello(const struct local_address *place, const uint8_t *token, const uint8_t *from)
+{
+    struct local_caller caller;
+    caller_open(&caller, place);
+    struct local_hello hello = caller_hello(place, 16);
+    memcpy(hello.to, token, sizeof(hello.to));
+    memcpy(hello.from, from, sizeof(hello.from));
+    const int fds[] = {caller.peers_end, caller.wake_in, caller.wake_in};
+    bool is_said = caller_say(place, &hello, sizeof(hello), fds, LOCAL_HELLO_DESCRIPTORS);
+    caller_close(&caller);
+    return is_said;
+}
+
+/* Task 2 presents the token of its own shared memory with task 0 where task 0 expects task 1, and may even say what
+ * task 1 would say of itself. It can see the name of that accept socket, as every process of the host can. */
+START_TEST(token_of_shared_memory_with_another)
+{
+    cluster.progress = TL_PROGRESS_CALLER;
+    open_all();
+    struct tl_cq *cq = cluster_cq();
+    CLUSTER_UNTIL(comes_locally_to_0(2, cq));
+    const struct local_pair *thief = local_pair_of(find_conn(2, 0)->pair);
+    cluster_recv(cluster.workers[0], 1, "key", 1, cq);
+    const struct local_pair *robbed = await_accept_socket();
+    const struct local_address place = robbed->self;
+    char byte;
+    ck_assert(memcmp(place.token, thief->peer.token, sizeof(place.token)) != 0);
+    ck_assert(say_hello(&place, thief->peer.token, thief->self.token));
+    ck_assert(say_hello(&place, thief->peer.token, robbed->peer.token));
+    ck_assert_int_lt(recv(robbed->sockets.accept, &byte, 1, MSG_PEEK | MSG_DONTWAIT), 0);
+    CLUSTER_UNTIL(has_come_locally(cq) || comes_locally_to_0(1, cq));
+    ck_assert(local_pair_of(find_conn(0, 1)->pair) == robbed && tl_conn_is_up(find_conn(0, 1)));
+    /* Its own token, a second time; and that of the connection that is up now. */
+    ck_assert(!say_hello(&thief->peer, thief->peer.token, thief->self.token));
+    ck_assert(!say_hello(&place, place.token, robbed->peer.token));
+    ck_assert(comes_locally_to_0(1, cq) && comes_locally_to_0(2, cq));
+    ck_assert_uint_eq(lost_count(1) + lost_count(2), 0);
+    tl_cq_destroy(cq);
+}
+END_TEST
+
+/* Each is a case of its own, so that it can be run alone. */
+#define ADD(test)                                                                                                      \
+    do {                                                                                                               \
+        TCase *tcase = tcase_create(#test);                                                                            \
+        tcase_add_checked_fixture(tcase, setup, teardown);                                                             \
+        tcase_add_test(tcase, test);                                                                                   \
+        suite_add_tcase(suite, tcase);                                                                                 \
+    } while (0)
+
 int main(void)
 {
     Suite *suite = suite_create("tls_links");
-    TCase *tcase = tcase_create("tls_links");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_set_timeout(tcase, 100);
-    tcase_add_test(tcase, revoked_while_its_links_run);
-    tcase_add_test(tcase, expires_while_its_links_run);
-    tcase_add_test(tcase, token_of_another_link);
-    suite_add_tcase(suite, tcase);
+    ADD(revoked_while_its_links_run);
+    ADD(expires_while_its_links_run);
+    ADD(certificate_of_another);
+    ADD(token_of_another_link);
+    ADD(token_of_shared_memory_with_another);
     return run_suite(suite);
 }

@@ -50,6 +50,15 @@ START_TEST(a_worker_has_the_log_of_its_configuration)
 }
 END_TEST
 
+START_TEST(a_plain_worker_says_once_that_it_authenticates_nobody)
+{
+    log_capture_begin();
+    struct tl_worker *worker = open_worker("\"level\": \"info\"");
+    tl_worker_close(worker, 0);
+    ck_assert_uint_eq(log_capture_count("this worker authenticates nobody"), 1);
+}
+END_TEST
+
 START_TEST(of_several_workers_the_last_one_decides)
 {
     log_capture_begin();
@@ -147,6 +156,7 @@ int main(void)
     Suite *suite = suite_create("worker_log");
     TCase *cases = tcase_create("log");
     tcase_add_test(cases, a_worker_has_the_log_of_its_configuration);
+    tcase_add_test(cases, a_plain_worker_says_once_that_it_authenticates_nobody);
     tcase_add_test(cases, of_several_workers_the_last_one_decides);
     tcase_add_test(cases, a_program_takes_the_log_over);
     tcase_add_test(cases, what_cannot_be_set_changes_nothing);

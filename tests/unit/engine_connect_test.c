@@ -647,8 +647,6 @@ static void add_tests(TCase *tcase)
     tcase_add_loop_test(tcase, latency_and_rate_are_measured, 0, 3);
     tcase_add_test(tcase, up_with_a_peer_by_hand);
     tcase_add_test(tcase, both_halves_are_needed);
-    tcase_add_test(tcase, hello_with_another_token);
-    tcase_add_test(tcase, hello_with_the_token_of_an_earlier_link);
     tcase_add_test(tcase, hello_of_another_version);
     tcase_add_test(tcase, hello_of_another_incarnation);
     tcase_add_test(tcase, hello_twice);
@@ -689,5 +687,10 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, NULL);
     add_tests(tcase);
     suite_add_tcase(suite, tcase);
+    TCase *tokens = tcase_create("tokens");
+    tcase_add_checked_fixture(tokens, setup, NULL);
+    tcase_add_test(tokens, hello_with_another_token);
+    tcase_add_test(tokens, hello_with_the_token_of_an_earlier_link);
+    suite_add_tcase(suite, tokens);
     return run_suite(suite);
 }

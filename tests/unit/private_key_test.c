@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Private keys of every form that is read, and texts that are none. integration.tls_workers looks where they lie. */
+/* Private keys of every form that is read, where their numbers lie, and texts that are none. integration.tls_workers
+ * looks for them in all memory of a process. */
+/* Only interfaces that OpenSSL calls deprecated show the numbers of a key where they lie. */
+#define OPENSSL_SUPPRESS_DEPRECATED
 #include <check.h>
 #include <openssl/bio.h>
 #include <openssl/ec.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
+#include <openssl/rsa.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "fakes/run_suite.h"
+#include "fakes/temp_folder.h"
+#include "security/pem_file.h"
 #include "security/private_key.h"
 
 enum form { PKCS8, TRADITIONAL, WITH_PASSWORD };
@@ -71,6 +77,40 @@ START_TEST(forms)
 }
 END_TEST
 
+/* What the kernel leaves out of core files. */
+START_TEST(secrets_lie_in_the_secure_heap)
+{
+    ck_assert_int_ne(CRYPTO_secure_malloc_init(256 * 1024, 32), 0);
+    EVP_PKEY *key = make("EC", "P-256");
+    const char *written = write_key(key, PKCS8);
+    temp_folder_make();
+    temp_write(temp_path("key.pem"), written, strlen(written));
+    ck_assert_int_eq(chmod(temp_path("key.pem"), 0600), 0);
+    struct tl_pem_text text;
+    struct tl_error error;
+    ck_assert_int_eq(tl_pem_read_text(temp_path("key.pem"), true, &text, &error), TL_OK);
+    ck_assert_int_eq(CRYPTO_secure_allocated(text.bytes), 1);
+    EVP_PKEY *found = tl_private_key_read(text.bytes, text.len_bytes);
+    const BIGNUM *number = EC_KEY_get0_private_key(EVP_PKEY_get0_EC_KEY(found));
+    ck_assert_int_ne(BN_get_flags(number, BN_FLG_SECURE), 0);
+    tl_pem_text_fini(&text);
+    EVP_PKEY_free(found);
+    EVP_PKEY_free(key);
+    key = make("RSA", NULL);
+    written = write_key(key, PKCS8);
+    size_t used = CRYPTO_secure_used();
+    found = tl_private_key_read(written, strlen(written));
+    /* What OpenSSL would copy has the public numbers only; the others are behind its method. */
+    ck_assert_ptr_null(RSA_get0_d(EVP_PKEY_get0_RSA(found)));
+    ck_assert_ptr_null(RSA_get0_p(EVP_PKEY_get0_RSA(found)));
+    ck_assert_uint_ge(CRYPTO_secure_used(), used + 2048 / 8 + 5 * 1024 / 8);
+    EVP_PKEY_free(found);
+    ck_assert_uint_eq(CRYPTO_secure_used(), used);
+    EVP_PKEY_free(key);
+    temp_folder_remove();
+}
+END_TEST
+
 static void assert_none(const char *text, size_t len)
 {
     ck_assert_ptr_null(tl_private_key_read(text, len));
@@ -111,6 +151,7 @@ int main(void)
     Suite *suite = suite_create("private_key");
     TCase *tcase = tcase_create("private_key");
     tcase_add_test(tcase, forms);
+    tcase_add_test(tcase, secrets_lie_in_the_secure_heap);
     tcase_add_test(tcase, texts_that_are_none);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
