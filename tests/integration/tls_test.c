@@ -1164,6 +1164,7 @@ START_TEST(revoked_during_the_handshake)
     SSL_free(ssl);
     (void)close(fd);
     side_end(&server);
+    ck_assert_msg(poll(&(struct pollfd){.fd = accepted_pipe[0], .events = POLLIN}, 1, 0) == 0, "it was accepted");
     ck_assert_uint_eq(log_capture_count("certificate revoked"), 1);
 }
 END_TEST

@@ -254,16 +254,24 @@ class Floods(TlsCase):
     def test_spare_descriptors(self):
         """Where no descriptor is left at all, clients are served by those that are kept for them, again and again."""
         cluster = self.secured(ps=1)
-        worker = cluster.start()
         ask = ("health", "-addr", cluster.address(), "-tls", "-tls-ca-cert", self.certs / "ca.pem", "-tls-client-cert",
                self.certs / "client.pem", "-tls-client-key", self.certs / "client.key", "-connect-timeout", "60s",
                "-rpc-timeout", "60s")
         descriptors = lambda: {int(name) for name in os.listdir(f"/proc/{worker.pid}/fd")}
-        idle = descriptors()
-        self.assert_run(0, *ask)  # What a first connection opens for good is open then.
-        wait_until(lambda: len(descriptors()) <= len(idle) + 1, "the end of the connection", lambda: worker.output)
+        for _ in range(20):
+            worker = cluster.start()
+            idle = descriptors()
+            self.assert_run(0, *ask)  # What a first connection opens for good is open then.
+            wait_until(lambda: len(descriptors()) <= len(idle) + 1, "the end of the connection", lambda: worker.output)
+            # A thread that had a file open while others opened theirs leaves a gap. Then some spares would be beyond
+            # the limit, and would make way for nothing when they are closed.
+            if descriptors() == set(range(len(descriptors()))):
+                break
+            worker.stop()
+        else:
+            self.fail("each start left a gap")
         before = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
-        first_free = min(set(range(len(idle) + 2)) - descriptors())
+        first_free = len(descriptors())
         resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (first_free, before[1]))
         for _ in range(3):
             held = [self.connect(cluster.port(), self.context()) for _ in range(2)]
