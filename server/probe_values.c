@@ -3,7 +3,11 @@
 
 #include <string.h>
 
+#include "base/arith.h"
 #include "base/random.h"
+
+/* After so many bytes the values begin again: a prime number, so that no piece of a usual size is like the next one. */
+#define PERIOD_BYTES UINT64_C(251)
 
 static const struct {
     const char *key;
@@ -31,8 +35,10 @@ enum tl_status tl_probe_values_init(struct tl_probe_values *values, struct tl_er
         if (status != TL_OK) return status;
         /* Bytes that are not all equal, so that the checksum shows those that did not arrive. */
         uint8_t *bytes = tl_tensor_data(values->tensors[i]);
-        for (uint64_t j = 0; j < sizes[i].bytes; j++)
-            bytes[j] = (uint8_t)(j % 251 + 1);
+        for (uint64_t j = 0; j < PERIOD_BYTES; j++)
+            bytes[j] = (uint8_t)(j + 1);
+        for (uint64_t j = PERIOD_BYTES; j < sizes[i].bytes; j += PERIOD_BYTES)
+            memcpy(bytes + j, bytes, tl_min_u64(PERIOD_BYTES, sizes[i].bytes - j));
     }
     return TL_OK;
 }

@@ -4,7 +4,7 @@
 
 #include <fcntl.h>
 #include <linux/memfd.h>
-#include <sched.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -18,6 +18,7 @@
 #define SLOTS 16
 #define SEGMENT_BYTES 8192
 #define GUARD 0xa5
+#define LONGEST_READ_MS 60000
 
 /* ------------------------------------------------------------------------------------------------- the victim -- */
 
@@ -77,10 +78,14 @@ static struct tl_work *new_work(struct hostile *hostile)
 static void poll_once(struct hostile *hostile)
 {
     const struct local_pair *pair = local_pair_of(hostile->pair);
-    do { /* Disarming makes the next poll look at the sockets. */
+    /* A thread that has read writes this descriptor. */
+    struct pollfd done = {.fd = local_provider_of(hostile->provider)->done_fd, .events = POLLIN};
+    for (;;) { /* Disarming makes the next poll look at the sockets. */
         tl_provider_disarm(hostile->provider);
-        if (hostile->provider->ops->poll(hostile->provider) == 0) sched_yield(); /* to a thread that reads */
-    } while (hostile->pair != NULL && local_pair_is_reading(pair));
+        unsigned events = hostile->provider->ops->poll(hostile->provider);
+        if (hostile->pair == NULL || !local_pair_is_reading(pair)) return;
+        if (events == 0) TL_CHECK(poll(&done, 1, LONGEST_READ_MS) == 1);
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------- connecting -- */
@@ -134,14 +139,13 @@ static void expose(struct hostile *hostile)
                                   HOSTILE_TARGET_BYTES / 2, &hostile->users_exposure, &error) == TL_OK);
 }
 
-void hostile_open_shown(struct hostile *hostile, void (*show)(int ring_fd))
+/* Opens both sides on the provider that is there. */
+static void open_sides(struct hostile *hostile, void (*show)(int ring_fd))
 {
     struct tl_error error;
     struct tl_pair_address bytes;
     struct local_address victim;
     const struct tl_queue_pair_options options = {.slot_count = SLOTS, .work_count = 16, .keys = TL_KEYS_REGION};
-    *hostile = (struct hostile){.provider = NULL};
-    TL_CHECK(tl_local_open(&(struct tl_local_options){0}, &hostile->provider, &error) == TL_OK);
     TL_CHECK(tl_queue_pair_create(hostile->provider, &options, &events, hostile, &hostile->pair, &error) == TL_OK);
     hostile->pair->ops->get_address(hostile->pair, &bytes);
     TL_CHECK(local_address_read(&bytes, &victim));
@@ -153,9 +157,23 @@ void hostile_open_shown(struct hostile *hostile, void (*show)(int ring_fd))
     hostile->segment = make_memory(SEGMENT_BYTES, NULL);
 }
 
+void hostile_open_shown(struct hostile *hostile, void (*show)(int ring_fd))
+{
+    struct tl_error error;
+    *hostile = (struct hostile){.owns_provider = true};
+    TL_CHECK(tl_local_open(&(struct tl_local_options){0}, &hostile->provider, &error) == TL_OK);
+    open_sides(hostile, show);
+}
+
 void hostile_open(struct hostile *hostile)
 {
     hostile_open_shown(hostile, NULL);
+}
+
+void hostile_open_on(struct hostile *hostile, struct tl_provider *provider)
+{
+    *hostile = (struct hostile){.provider = provider};
+    open_sides(hostile, NULL);
 }
 
 /* ------------------------------------------------------------------------------------------------------ script -- */
@@ -336,7 +354,7 @@ void hostile_close(struct hostile *hostile)
     tl_region_destroy(hostile->region);
     tl_pages_unmap(address, SEGMENT_BYTES);
     poll_once(hostile);
-    hostile->provider->ops->close(hostile->provider);
+    if (hostile->owns_provider) hostile->provider->ops->close(hostile->provider);
     caller_close(&hostile->caller);
     close(hostile->segment);
     close(hostile->theirs_fd);

@@ -17,6 +17,7 @@ struct hostile_input {
 
 struct hostile {
     struct tl_provider *provider;
+    bool owns_provider;
     struct tl_queue_pair *pair;
     unsigned broken, drained;
     unsigned works_out;
@@ -41,6 +42,8 @@ void hostile_open(struct hostile *hostile);
 /* Does the same, and first passes the peer's ring to `show`, so that another process can map it, which is not possible
  * later. */
 void hostile_open_shown(struct hostile *hostile, void (*show)(int ring_fd));
+/* Opens both sides on a provider of the caller, which stays open when they close. */
+void hostile_open_on(struct hostile *hostile, struct tl_provider *provider);
 /* Takes some bytes of the script, does what they say, and polls. */
 void hostile_step(struct hostile *hostile, struct hostile_input *input);
 /* Checks that nothing was written outside of the exposed memory, and closes both sides. */

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Any bytes as a configuration, as TF_CONFIG, as an address, as the variables of a process, as text for the scanner,
- * and as the node list, the numbers of tasks and the host file of a launcher.
+ * Any bytes as a configuration, as TF_CONFIG, as an address, as the variables of a process, and as the node list, the
+ * numbers of tasks, the pattern of names and the host file of a launcher.
+ *
+ * Input: one letter that says which of these the rest is (enum kind); without it, an empty configuration.
  *
  * What must hold: an error has a code and a message and gives nothing out; of what is accepted every value can be shown
  * and every task found; TF_CONFIG that is accepted is, rewritten, accepted as our own with the same tasks; variables
@@ -22,6 +24,17 @@
 #define MAX_PATHS 64
 #define MAX_VALUES 64
 #define MAX_VARIABLES 32
+
+enum kind {
+    KIND_OURS = 'o',
+    KIND_TENSORFLOWS = 't',
+    KIND_ADDRESS = 'a',
+    KIND_ENVIRONMENT = 'e',
+    KIND_NODES = 'n',
+    KIND_TASKS = 'c',
+    KIND_PATTERN = 'p',
+    KIND_HOSTS = 'h',
+};
 
 static void check_message(const char *message)
 {
@@ -208,28 +221,47 @@ static void check_launch(struct tl_launch *launch, enum tl_status status, const 
     tl_launch_fini(launch);
 }
 
-static void try_launch(const char *text, size_t len_bytes)
+static void try_launch(enum kind kind, const char *text, size_t len_bytes)
 {
     struct tl_launch launch = {0};
     struct tl_error error = {0};
     char host[TL_LAUNCH_HOST_BYTES], *copy = strndup(text, len_bytes);
+    enum tl_status status = TL_OK;
     TL_CHECK(copy);
-    check_launch(&launch, tl_launch_add_slurm(&launch, copy, NULL, 1, &error), &error);
-    check_launch(&launch, tl_launch_add_slurm(&launch, "a,b[1-3]", copy, 0, &error), &error);
-    enum tl_status status = tl_launch_expand(copy, "ps", 7, 2, host, &error);
-    if (status != TL_OK) check_error(status, &error);
-    check_launch(&launch, tl_launch_add_hostfile(&launch, copy, 0, &error), &error);
+    if (kind == KIND_NODES) status = tl_launch_add_slurm(&launch, copy, NULL, 1, &error);
+    if (kind == KIND_TASKS) status = tl_launch_add_slurm(&launch, "a,b[1-3]", copy, 0, &error);
+    if (kind == KIND_PATTERN) status = tl_launch_expand(copy, "ps", 7, 2, host, &error);
+    if (kind == KIND_HOSTS) status = tl_launch_add_hostfile(&launch, copy, 0, &error);
+    check_launch(&launch, status, &error);
     free(copy);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
 {
-    const char *text = (const char *)data;
-    try_ours(text, len_bytes);
-    try_tensorflows(text, len_bytes);
-    try_scanner(text, len_bytes);
-    try_address(text, len_bytes);
-    try_environment(text, len_bytes);
-    try_launch(text, len_bytes);
-    return 0;
+    enum kind kind = len_bytes > 0 ? data[0] : KIND_OURS;
+    const char *text = (const char *)data + (len_bytes > 0);
+    size_t text_bytes = len_bytes - (len_bytes > 0);
+    switch (kind) {
+    case KIND_OURS:
+        try_ours(text, text_bytes);
+        try_scanner(text, text_bytes);
+        return 0;
+    case KIND_TENSORFLOWS:
+        try_tensorflows(text, text_bytes);
+        return 0;
+    case KIND_ADDRESS:
+        try_address(text, text_bytes);
+        return 0;
+    case KIND_ENVIRONMENT:
+        try_environment(text, text_bytes);
+        return 0;
+    case KIND_NODES:
+    case KIND_TASKS:
+    case KIND_PATTERN:
+    case KIND_HOSTS:
+        try_launch(kind, text, text_bytes);
+        return 0;
+    default:
+        return -1; /* libFuzzer does not keep it */
+    }
 }

@@ -3,6 +3,8 @@
  * A peer over the local transport that writes what it likes: addresses, packets on the socket, and a ring and words
  * that change at any time. The provider reads it and goes on: nothing but that connection ends, nothing is written
  * outside of what was exposed, and nothing is left.
+ *
+ * All inputs come to one provider, as all peers of a worker do.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -30,11 +32,15 @@ static void try_address(const uint8_t *data, size_t len_bytes)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
 {
     if (len_bytes <= TL_PAIR_ADDRESS_MAX_BYTES) try_address(data, len_bytes);
+    static struct tl_provider *provider;
+    struct tl_error error;
+    if (provider == NULL) TL_CHECK(tl_local_open(&(struct tl_local_options){0}, &provider, &error) == TL_OK);
     struct hostile_input input = {.data = data, .left_bytes = len_bytes};
     struct hostile hostile;
-    hostile_open(&hostile);
+    hostile_open_on(&hostile, provider);
     while (input.left_bytes > 0)
         hostile_step(&hostile, &input);
     hostile_close(&hostile);
+    TL_CHECK(local_provider_of(provider)->pair_count == 0 && tl_list_is_empty(&local_provider_of(provider)->gone));
     return 0;
 }

@@ -357,6 +357,38 @@ static void close_worker(void)
 
 /* ------------------------------------------------------------------------------------------------------- start -- */
 
+/* The memory of the worker's arena, which the next worker gets. To make and free 4 MiB under AddressSanitizer takes a
+ * third of the time of a small input. The linker passes the calls here. */
+static void *kept_memory;
+static size_t kept_bytes;
+
+enum tl_status __real_tl_wire_arena_init(struct tl_wire_arena *made, size_t capacity, struct tl_error *ret_error);
+enum tl_status __wrap_tl_wire_arena_init(struct tl_wire_arena *made, size_t capacity, struct tl_error *ret_error);
+void __real_tl_wire_arena_fini(struct tl_wire_arena *ended);
+void __wrap_tl_wire_arena_fini(struct tl_wire_arena *ended);
+
+enum tl_status __wrap_tl_wire_arena_init(struct tl_wire_arena *made, size_t capacity, struct tl_error *ret_error)
+{
+    bool is_kept = kept_memory != NULL && capacity == kept_bytes;
+    enum tl_status status = __real_tl_wire_arena_init(made, is_kept ? 1 : capacity, ret_error);
+    if (status != TL_OK || !is_kept) return status;
+    free(made->memory);
+    made->memory = kept_memory;
+    made->capacity = capacity;
+    kept_memory = NULL;
+    return TL_OK;
+}
+
+void __wrap_tl_wire_arena_fini(struct tl_wire_arena *ended)
+{
+    if (kept_memory == NULL && ended->memory != NULL) {
+        kept_memory = ended->memory;
+        kept_bytes = ended->capacity;
+        ended->memory = NULL;
+    }
+    __real_tl_wire_arena_fini(ended);
+}
+
 static void open_worker(bool has_data_plane)
 {
     const struct tl_worker_options options = {.size_bytes = sizeof(options),
