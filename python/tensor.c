@@ -308,7 +308,7 @@ static PyObject *tensor_as_bytes(PyObject *self, PyObject *unused)
 static PyMethodDef methods[] = {
     {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack, METH_VARARGS | METH_KEYWORDS, DOC_Tensor___dlpack__},
     {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS, DOC_Tensor___dlpack_device__},
-    {"__array__", (PyCFunction)(void (*)(void))tensor_array, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"__array__", (PyCFunction)(void (*)(void))tensor_array, METH_VARARGS | METH_KEYWORDS, DOC_Tensor___array__},
     {"as_bytes", tensor_as_bytes, METH_NOARGS, DOC_Tensor_as_bytes},
     {"strings", tensor_strings, METH_NOARGS, DOC_Tensor_strings},
     {NULL, NULL, 0, NULL},

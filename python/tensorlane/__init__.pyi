@@ -30,12 +30,16 @@ from collections.abc import Sequence
 
 from typing_extensions import Buffer
 
-from .errors import (Aborted as Aborted, AlreadyExists as AlreadyExists, Cancelled as Cancelled, DataLoss as DataLoss,
-                     DeadlineExceeded as DeadlineExceeded, Error as Error, FailedPrecondition as FailedPrecondition,
-                     Internal as Internal, InvalidArgument as InvalidArgument, NotFound as NotFound,
-                     OutOfRange as OutOfRange, PermissionDenied as PermissionDenied,
-                     ResourceExhausted as ResourceExhausted, Unauthenticated as Unauthenticated,
-                     Unavailable as Unavailable, Unimplemented as Unimplemented, Unknown as Unknown)
+from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
+                     InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated,
+                     Unavailable, Unimplemented, Unknown)
+
+__all__ = [
+    "Aborted", "AlreadyExists", "BlockingSubscription", "Box", "Cancelled", "DataLoss", "DeadlineExceeded", "Error",
+    "FailedPrecondition", "Health", "Internal", "InvalidArgument", "ListedTensor", "NotFound", "OutOfRange", "PeerInfo",
+    "PermissionDenied", "Put", "ResourceExhausted", "Subscription", "Tensor", "Unauthenticated", "Unavailable",
+    "Unimplemented", "Unknown", "Worker", "__version__", "copy", "empty", "wrap",
+]
 
 __version__: str
 
@@ -43,13 +47,16 @@ class _HasDlpack(typing.Protocol):
     def __dlpack__(self, **options: typing.Any) -> object: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-TensorLike = typing.Union["Tensor", Buffer, _HasDlpack]
-Peer = typing.Union[str, int]
-Key = typing.Union[str, tuple[str, int]]
-Part = typing.Union["Box", Sequence[tuple[int, int]]]
+# What calls take; only type checkers know these names.
+_TensorLike = typing.Union["Tensor", Buffer, _HasDlpack]
+_Peer = typing.Union[str, int]
+_Key = typing.Union[str, tuple[str, int]]
+_Part = typing.Union["Box", Sequence[tuple[int, int]]]
 
+@typing.final
 class Tensor:
-    """Memory with a dtype and a shape, and how it came. It outlives its worker.
+    """Memory with a dtype and a shape, and how it came. It outlives its worker. empty, wrap and copy make it, and calls
+    that receive.
 
     It has the buffer protocol and DLPack: numpy.asarray(tensor), memoryview(tensor), torch.from_dlpack(tensor) share
     its memory. Only tensors in the memory of the host have a buffer, and only dtypes that the buffer protocol knows;
@@ -98,7 +105,13 @@ class Tensor:
     def strings(self) -> list[bytes]:
         """Returns the elements of a tensor of STRING, row-major. Raises InvalidArgument for any other dtype."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __array__(self, dtype: typing.Any = None, copy: typing.Optional[bool] = None) -> typing.Any: ...
+    def __array__(self, dtype: typing.Any = None, copy: typing.Optional[bool] = None) -> typing.Any:
+        """Returns an array of NumPy, which numpy.asarray asks for where there is no buffer; its shape is that of the
+        tensor. dtype: to convert to; None: as it is. copy: whether its memory must be its own; None: if need be.
+
+        Raises TypeError: NumPy has no such dtype, or the tensor is dead or on a GPU. ValueError: copy is False, and it
+        is of STRING or has another dtype.
+        """
     def __dlpack__(self, *, stream: typing.Optional[int] = None, max_version: typing.Optional[tuple[int, int]] = None,
                    dl_device: typing.Optional[tuple[int, int]] = None, copy: typing.Optional[bool] = None) -> object:
         """Returns a capsule, with a version if the consumer knows versions. The capsule's deleter may run in any
@@ -107,8 +120,8 @@ class Tensor:
         The bytes of a tensor that was received are visible to everything that is launched afterwards, in any stream.
         Those of one that was wrapped follow the legacy stream of their GPU: for another stream the call waits until
         what that holds is done. stream: as DLPack numbers them; None: the legacy one; -1: it is not waited for.
-        Raises ValueError: no stream. BufferError: it is dead or of STRING; it is read-only and the consumer knows no versions; it is on
-        another device than dl_device and must not be copied.
+        Raises ValueError: no stream. BufferError: it is dead or of STRING; it is read-only and the consumer knows no
+        versions; it is on another device than dl_device and must not be copied.
         """
     def __dlpack_device__(self) -> tuple[int, int]:
         """Returns (kind, index) as DLPack counts: (1, 0) is the host, (2, n) a GPU."""
@@ -121,14 +134,14 @@ def empty(shape: Sequence[int], dtype: str = "F32", *, shared: bool = False) -> 
     Raises InvalidArgument: not a dtype, or STRING. OutOfRange: the shape is too large. ResourceExhausted: no memory.
     """
 
-def wrap(tensor: TensorLike, /) -> Tensor:
+def wrap(tensor: _TensorLike, /) -> Tensor:
     """Returns a tensor in the memory of an object, which is not copied. Wrapping once costs less than in each call.
 
     Raises InvalidArgument (a ValueError), BufferError or ValueError of the object: elements of no dtype, gaps or
     another order than row-major, more than 16 dimensions. TypeError: it is no tensor.
     """
 
-def copy(tensor: TensorLike, to: typing.Optional[TensorLike] = None) -> Tensor:
+def copy(tensor: _TensorLike, to: typing.Optional[_TensorLike] = None) -> Tensor:
     """Copies all elements into a tensor with the same dtype and shape on any device, or into a new one; returns that.
 
     Raises InvalidArgument: dtype or shape differ, they share memory, or STRING without `to`. Unimplemented: STRING into
@@ -266,7 +279,7 @@ class Worker:
     async def __aenter__(self) -> Worker: ...
     async def __aexit__(self, *error: object) -> None: ...
 
-    def publish(self, key: str, tensor: TensorLike, step: int = 0) -> None:
+    def publish(self, key: str, tensor: _TensorLike, step: int = 0) -> None:
         """Keeps a tensor for any number of receivers, in place of what was published under the key.
 
         Its memory must not change until it is replaced or withdrawn and its last transfer has ended; a reference to the
@@ -276,7 +289,7 @@ class Worker:
     def withdraw(self, key: str, /) -> None:
         """Ends a publication; transfers that run finish. Raises NotFound: nothing is published under the key."""
 
-    async def send(self, key: str, tensor: TensorLike, step: int = 0, *,
+    async def send(self, key: str, tensor: _TensorLike, step: int = 0, *,
                    timeout: typing.Optional[float] = None) -> None:
         """Offers a tensor to one receiver of (key, step), which may ask before or after; done when that has all of it.
 
@@ -286,13 +299,13 @@ class Worker:
         ended or the worker closed. ResourceExhausted: the worker holds as much as it may. The status of an aborted
         step.
         """
-    def send_wait(self, key: str, tensor: TensorLike, step: int = 0, *,
+    def send_wait(self, key: str, tensor: _TensorLike, step: int = 0, *,
                   timeout: typing.Optional[float] = None) -> None:
         """As send, blocking."""
 
-    async def recv(self, peer: Peer, key: str, step: int = 0, *, into: typing.Optional[TensorLike] = None,
+    async def recv(self, peer: _Peer, key: str, step: int = 0, *, into: typing.Optional[_TensorLike] = None,
                    timeout: typing.Optional[float] = None, checksum: bool = False, mapped: bool = False,
-                   part: typing.Optional[Part] = None) -> Tensor:
+                   part: typing.Optional[_Part] = None) -> Tensor:
         """Receives what the peer sends as (key, step), or has published as key with a version of at least step.
 
         Returns a Tensor with the dtype and shape that it has at the peer, or those of the part. It is the caller's:
@@ -308,16 +321,16 @@ class Worker:
         ResourceExhausted: too many wait at the peer, or no memory. Cancelled: the worker closed, or the peer was
         removed. PermissionDenied: the peer does not allow it. The status of an aborted step.
         """
-    def recv_wait(self, peer: Peer, key: str, step: int = 0, *, into: typing.Optional[TensorLike] = None,
+    def recv_wait(self, peer: _Peer, key: str, step: int = 0, *, into: typing.Optional[_TensorLike] = None,
                   timeout: typing.Optional[float] = None, checksum: bool = False, mapped: bool = False,
-                  part: typing.Optional[Part] = None) -> Tensor:
+                  part: typing.Optional[_Part] = None) -> Tensor:
         """As recv, blocking."""
 
-    async def recv_many(self, peer: Peer, keys: Sequence[Key], step: int = 0, *,
-                        into: typing.Optional[Sequence[typing.Optional[TensorLike]]] = None,
+    async def recv_many(self, peer: _Peer, keys: Sequence[_Key], step: int = 0, *,
+                        into: typing.Optional[Sequence[typing.Optional[_TensorLike]]] = None,
                         timeout: typing.Optional[float] = None, min_count: int = 0,
                         group_timeout: typing.Optional[float] = None, checksum: bool = False,
-                        parts: typing.Optional[Sequence[typing.Optional[Part]]] = None
+                        parts: typing.Optional[Sequence[typing.Optional[_Part]]] = None
                         ) -> builtins.list[typing.Union[Tensor, Error]]:
         """Receives many tensors from one peer at a fraction of the cost of single receives.
 
@@ -328,16 +341,16 @@ class Worker:
         error of the member that failed first when fewer than min_count have come; its `results` has what each has come
         to.
         """
-    def recv_many_wait(self, peer: Peer, keys: Sequence[Key], step: int = 0, *,
-                       into: typing.Optional[Sequence[typing.Optional[TensorLike]]] = None,
+    def recv_many_wait(self, peer: _Peer, keys: Sequence[_Key], step: int = 0, *,
+                       into: typing.Optional[Sequence[typing.Optional[_TensorLike]]] = None,
                        timeout: typing.Optional[float] = None, min_count: int = 0,
                        group_timeout: typing.Optional[float] = None, checksum: bool = False,
-                       parts: typing.Optional[Sequence[typing.Optional[Part]]] = None
+                       parts: typing.Optional[Sequence[typing.Optional[_Part]]] = None
                        ) -> builtins.list[typing.Union[Tensor, Error]]:
         """As recv_many, blocking."""
 
-    def subscribe(self, peer: Peer, key: str, from_step: int = 0, *, count: int = 2,
-                  into: typing.Optional[Sequence[TensorLike]] = None, checksum: bool = False) -> Subscription:
+    def subscribe(self, peer: _Peer, key: str, from_step: int = 0, *, count: int = 2,
+                  into: typing.Optional[Sequence[_TensorLike]] = None, checksum: bool = False) -> Subscription:
         """Receives every value of a key from from_step on, of published ones the newest, without asking for each.
 
         count: how many may be under way or still referred to; into: these buffers, all alike, and count is their
@@ -345,13 +358,13 @@ class Worker:
         0.
         """
 
-    def subscribe_wait(self, peer: Peer, key: str, from_step: int = 0, *, count: int = 2,
-                       into: typing.Optional[Sequence[TensorLike]] = None, timeout: typing.Optional[float] = None,
+    def subscribe_wait(self, peer: _Peer, key: str, from_step: int = 0, *, count: int = 2,
+                       into: typing.Optional[Sequence[_TensorLike]] = None, timeout: typing.Optional[float] = None,
                        checksum: bool = False) -> BlockingSubscription:
         """As subscribe, for programs without an event loop: each next value is waited for, at most for the timeout
         (None: no limit)."""
 
-    async def put(self, peer: Peer, key: str, tensor: TensorLike, step: int = 0, *, may_go_back: bool = False,
+    async def put(self, peer: _Peer, key: str, tensor: _TensorLike, step: int = 0, *, may_go_back: bool = False,
                   timeout: typing.Optional[float] = None) -> Put:
         """Publishes a tensor at a peer, in place of what is published there under the key; done when the peer has it.
         Returns how it travelled.
@@ -363,10 +376,10 @@ class Worker:
         state of the peer. Unimplemented: the tensor is on a GPU. InvalidArgument: the key. NotFound: no such peer.
         Cancelled: the worker closed, or the peer was removed; the peer may have accepted it all the same.
         """
-    def put_wait(self, peer: Peer, key: str, tensor: TensorLike, step: int = 0, *, may_go_back: bool = False,
+    def put_wait(self, peer: _Peer, key: str, tensor: _TensorLike, step: int = 0, *, may_go_back: bool = False,
                  timeout: typing.Optional[float] = None) -> Put:
         """As put, blocking."""
-    async def list(self, peer: Peer, pattern: str = "*", *,
+    async def list(self, peer: _Peer, pattern: str = "*", *,
                    timeout: typing.Optional[float] = None) -> builtins.list[ListedTensor]:
         """Lists what a peer has published under keys that match a pattern, sorted by key.
 
@@ -375,23 +388,23 @@ class Worker:
         Raises InvalidArgument: the pattern. NotFound: no such peer. PermissionDenied: the peer does not allow it.
         DeadlineExceeded, Cancelled: as put. ResourceExhausted: more than 1,000,000 tensors or 256 MiB of names.
         """
-    def list_wait(self, peer: Peer, pattern: str = "*", *,
+    def list_wait(self, peer: _Peer, pattern: str = "*", *,
                   timeout: typing.Optional[float] = None) -> builtins.list[ListedTensor]:
         """As list, blocking."""
-    async def stat(self, peer: Peer, key: str, *, timeout: typing.Optional[float] = None) -> ListedTensor:
+    async def stat(self, peer: _Peer, key: str, *, timeout: typing.Optional[float] = None) -> ListedTensor:
         """Describes what a peer has published under a key.
 
         Raises NotFound: nothing is published under it, or no such peer. Otherwise as list.
         """
-    def stat_wait(self, peer: Peer, key: str, *, timeout: typing.Optional[float] = None) -> ListedTensor:
+    def stat_wait(self, peer: _Peer, key: str, *, timeout: typing.Optional[float] = None) -> ListedTensor:
         """As stat, blocking."""
-    async def remove(self, peer: Peer, pattern: str, *, timeout: typing.Optional[float] = None) -> int:
+    async def remove(self, peer: _Peer, pattern: str, *, timeout: typing.Optional[float] = None) -> int:
         """Ends what a peer has published under all keys that match the pattern, and returns how many there were.
 
         Transfers that run finish. Raises Unavailable: the connection broke, and it is not known whether the peer has
         done it. Otherwise as list.
         """
-    def remove_wait(self, peer: Peer, pattern: str, *, timeout: typing.Optional[float] = None) -> int:
+    def remove_wait(self, peer: _Peer, pattern: str, *, timeout: typing.Optional[float] = None) -> int:
         """As remove, blocking."""
 
     def publish_state_dict(self, state: typing.Any, step: int = 0, *, prefix: str = "model",
@@ -406,7 +419,7 @@ class Worker:
         """
     def withdraw_state_dict(self, prefix: str = "model") -> None:
         """Ends the publication of all tensors under the prefix. Raises NotFound: there is none."""
-    async def pull_state_dict(self, peer: Peer, step: int = 0, *, into: typing.Any = None, prefix: str = "model",
+    async def pull_state_dict(self, peer: _Peer, step: int = 0, *, into: typing.Any = None, prefix: str = "model",
                               timeout: typing.Optional[float] = None,
                               progress: typing.Optional[typing.Callable[[int, int], object]] = None
                               ) -> tuple[dict[str, Tensor], int]:
@@ -416,12 +429,12 @@ class Worker:
         a DTensor only the part that this process has travels (placements Shard and Replicate), and is returned.
         When the peer publishes a later step meanwhile, that is received instead, at the latest when the time-out of a
         tensor that has gone is over; after an error the contents are undefined. timeout: of each of the calls that it
-        consists of. progress: is called with the bytes that have come
-        and all bytes, after each 64 MiB; without into once, at the end.
+        consists of. progress: is called with the bytes that have come and all bytes, after each 64 MiB; without into
+        once, at the end.
         Raises InvalidArgument: the names differ. FailedPrecondition: a dtype or shape differs, or names of `into` share
         memory that do not at the peer. Unimplemented: a DTensor with another placement. What recv raises.
         """
-    def pull_state_dict_wait(self, peer: Peer, step: int = 0, *, into: typing.Any = None, prefix: str = "model",
+    def pull_state_dict_wait(self, peer: _Peer, step: int = 0, *, into: typing.Any = None, prefix: str = "model",
                              timeout: typing.Optional[float] = None,
                              progress: typing.Optional[typing.Callable[[int, int], object]] = None
                              ) -> tuple[dict[str, Tensor], int]:
@@ -433,12 +446,12 @@ class Worker:
         name: another worker that answers there is refused; None: any. incarnation: the same for the process; 0: any.
         Raises InvalidArgument: the address or name is none. AlreadyExists: the name is that of a peer elsewhere.
         """
-    def remove_peer(self, peer: Peer, /) -> None:
+    def remove_peer(self, peer: _Peer, /) -> None:
         """Removes a peer that was added; what waits for it ends with Cancelled. Raises NotFound: no such peer.
         FailedPrecondition: it is a task of the configuration, or this worker."""
     def peers(self) -> builtins.list[PeerInfo]:
         """Describes all peers, this worker among them."""
-    def wait_for_peers(self, peers: typing.Optional[Sequence[Peer]] = None, min_count: int = 0,
+    def wait_for_peers(self, peers: typing.Optional[Sequence[_Peer]] = None, min_count: int = 0,
                        timeout: typing.Optional[float] = None) -> None:
         """Connects to the peers (None: all) and waits until min_count (0: all) are up at the same time; blocking.
 

@@ -19,14 +19,17 @@ def describe(array):
 
 
 def of_tensor(tensor, dtype, copy):
-    """Returns the array of a tensor that has no buffer, as Tensor.__array__ does."""
+    """Returns an array, as Tensor.__array__ does; NumPy asks for it where a tensor has no buffer."""
     import numpy
 
     name = _BY_DTYPE.get(tensor.dtype)
     if tensor.dtype == "STRING":
         array = numpy.array(tensor.strings(), dtype=object).reshape(tensor.shape)
     elif name is None or tensor.is_dead or tensor.device != "cpu":
-        raise TypeError(f"NumPy has no array like {tensor!r}")
+        try:
+            array = numpy.asarray(memoryview(tensor))
+        except BufferError:
+            raise TypeError(f"NumPy has no array like {tensor!r}") from None
     else:
         try:
             import ml_dtypes
@@ -34,6 +37,9 @@ def of_tensor(tensor, dtype, copy):
             raise TypeError(f"NumPy has no dtype for {tensor.dtype}; install ml_dtypes, or use torch.from_dlpack, or "
                             "as_bytes") from None
         array = numpy.asarray(tensor.as_bytes()).view(getattr(ml_dtypes, name)).reshape(tensor.shape)
-    if dtype is not None and array.dtype != dtype:
-        array = array.astype(dtype)
+    is_other = dtype is not None and array.dtype != dtype
+    if copy is False and (is_other or tensor.dtype == "STRING"):
+        raise ValueError(f"an array like {tensor!r} with the dtype {dtype or array.dtype} has memory of its own")
+    if is_other:
+        return array.astype(dtype)
     return array.copy() if copy else array

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exceptions of tensorlane: one class for each status, all derived from Error."""
+import typing
+
+if typing.TYPE_CHECKING:
+    from . import Tensor
 
 
 class Error(Exception):
@@ -10,14 +14,15 @@ class Error(Exception):
     results: what the members of a group have come to, of a call with many; otherwise None
     """
 
-    code = 2
-    status = "UNKNOWN"
+    code: int = 2
+    status: str = "UNKNOWN"
 
-    def __init__(self, message="", peer=None, key=None):
+    def __init__(self, message: str = "", peer: typing.Union[str, int, None] = None,
+                 key: typing.Union[str, tuple, None] = None) -> None:
         super().__init__(message)
         self.peer = peer
         self.key = key
-        self.results = None
+        self.results: typing.Optional[list[typing.Union["Tensor", Error]]] = None
 
 
 class Cancelled(Error):

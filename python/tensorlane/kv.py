@@ -34,9 +34,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from . import _engine, _tensorlane, empty
 from .errors import DeadlineExceeded, Error, FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 
+__all__ = ["Client", "LMCacheClient", "Owner", "main"]
+
 _logger = logging.getLogger("tensorlane.kv")
 # What has the buffer protocol.
 Buffer = typing.Any
+_Result = typing.TypeVar("_Result")
 # What a get has found stays until its client says that it has it, and for so long at most. So long a client may take to
 # say that what was received of it has not changed meanwhile.
 LEASE_SEC = 10
@@ -338,9 +341,17 @@ class _Served:
 
 
 class Owner:
-    """The process that has the blocks. It serves as long as run() does."""
+    """The process that has the blocks. It serves as long as run() does.
 
-    def __init__(self, address, limit, ttl=0, config=None, timeout=10):
+    address: "HOST:PORT" at which clients reach it; port 0 is any that is free. limit: bytes of all blocks. ttl: seconds
+    until a block ends; 0: never. config: settings of its worker, as tensorlane.Worker takes them; None: those of the
+    file that the variable TENSORLANE_SETTINGS names. timeout: seconds until a client that does not take an answer is
+    given up. Raises what tensorlane.Worker and tensorlane.empty raise.
+    """
+
+    def __init__(self, address: str, limit: int, ttl: float = 0,
+                 config: typing.Union[str, os.PathLike[str], dict[str, typing.Any], None] = None,
+                 timeout: float = 10) -> None:
         self._endpoint = _engine.Endpoint(None, _logger, address, config)
         self.worker = self._endpoint.worker
         self.worker.publish("kv/page", empty((PAGE_BYTES,), "U8", shared=True))
@@ -349,10 +360,11 @@ class Owner:
         self._clients = {}
 
     @property
-    def address(self):
+    def address(self) -> str:
+        """ "HOST:PORT" with the port that was found, which clients take."""
         return self.worker.address
 
-    async def run(self):
+    async def run(self) -> None:
         """Serves until it is cancelled."""
         hellos = asyncio.ensure_future(self._hear())
         try:
@@ -498,7 +510,7 @@ class Client:
 
     address: of the owner. timeout: seconds for each call, after which blocks count as not there. host: the address of
     this machine at which the owner receives what is set; None: that from which the owner is reached. logger: that of
-    the engine which has the client.
+    the engine which has the client. Nothing is connected before the first call.
     """
 
     def __init__(self, address: str, timeout: float = 5, host: typing.Optional[str] = None,
@@ -529,13 +541,13 @@ class Client:
         self._thread = threading.Thread(target=self._loop.run_forever, name="tensorlane-kv", daemon=True)
         self._thread.start()
 
-    def __enter__(self):
+    def __enter__(self) -> "Client":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Calls that run are cancelled first: they raise CancelledError, and leave the caller's memory alone. In a
         forked child nothing is closed: the client is the parent's."""
         if os.getpid() != self._process:
@@ -581,7 +593,8 @@ class Client:
         """Returns what the owner has and has counted; {} if it does not answer. Raises what submit raises."""
         return self.submit(self._describe).result() or {}
 
-    def submit(self, call: Callable[..., Coroutine], *arguments: typing.Any) -> concurrent.futures.Future:
+    def submit(self, call: Callable[..., Coroutine[typing.Any, typing.Any, _Result]],
+               *arguments: typing.Any) -> "concurrent.futures.Future[_Result]":
         """Begins a call of the form NAME_async. Returns a future of the module concurrent, which is cancelled when the
         client is closed. What the owner does not do in time counts as not there and is no error.
 
@@ -596,11 +609,13 @@ class Client:
                 raise RuntimeError("the client is closed")
             return asyncio.run_coroutine_threadsafe(call(*arguments), self._loop)
 
-    async def set_async(self, keys, blocks):
+    async def set_async(self, keys: Sequence[str], blocks: Sequence[Buffer]) -> list[bool]:
+        """As set, for submit."""
         blocks = [memoryview(block).cast("B") for block in blocks]
         return await self._guarded(keys, self._set(keys, blocks))
 
-    async def get_async(self, keys, into):
+    async def get_async(self, keys: Sequence[str], into: Sequence[Buffer]) -> list[bool]:
+        """As get, for submit."""
         into = [memoryview(one).cast("B") for one in into]
         if len(into) != len(keys):
             raise ValueError(f"there are {len(keys)} keys and memory for {len(into)} blocks")
@@ -608,10 +623,12 @@ class Client:
             raise TypeError("there is memory for a block that cannot be written")
         return await self._guarded(keys, self._get(keys, into))
 
-    async def exists_async(self, keys):
+    async def exists_async(self, keys: Sequence[str]) -> list[bool]:
+        """As exists, for submit."""
         return await self._guarded(keys, self._exists(keys))
 
-    async def remove_async(self, keys):
+    async def remove_async(self, keys: Sequence[str]) -> list[bool]:
+        """As remove, for submit."""
         return await self._guarded(keys, self._ask({"do": "remove", "keys": keys}))
 
     async def _describe(self):
@@ -868,30 +885,37 @@ def _lmcache_logger():
 
 
 class LMCacheClient:
-    """The client that LMCache's native plug-in (type native_plugin) loads, with its five calls."""
+    """The client that LMCache's native plug-in (type native_plugin) loads, with its calls. Its arguments are those of
+    Client. Each submit_ call begins one of Client's and returns its number; drain_completions has what came of it.
+    They raise what Client.submit raises."""
 
-    def __init__(self, address, timeout=5, host=None):
+    def __init__(self, address: str, timeout: float = 5, host: typing.Optional[str] = None) -> None:
         self._client = Client(address, timeout, host, _lmcache_logger())
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._done = collections.deque()
         self._number = 0
 
-    def event_fd(self):
+    def event_fd(self) -> int:
+        """Returns a descriptor that can be read when something has ended; -1 after close."""
         return self._event
 
-    def submit_batch_get(self, keys, buffers):
+    def submit_batch_get(self, keys: Sequence[str], buffers: Sequence[Buffer]) -> int:
+        """Begins Client.get into the buffers."""
         return self._submit(self._client.get_async, list(keys), list(buffers))
 
-    def submit_batch_set(self, keys, buffers):
+    def submit_batch_set(self, keys: Sequence[str], buffers: Sequence[Buffer]) -> int:
+        """Begins Client.set of the buffers, which must not change until it has ended."""
         return self._submit(self._client.set_async, list(keys), list(buffers))
 
-    def submit_batch_exists(self, keys):
+    def submit_batch_exists(self, keys: Sequence[str]) -> int:
+        """Begins Client.exists."""
         return self._submit(self._client.exists_async, list(keys))
 
-    def submit_batch_delete(self, keys):
+    def submit_batch_delete(self, keys: Sequence[str]) -> int:
+        """Begins Client.remove."""
         return self._submit(self._client.remove_async, list(keys))
 
-    def drain_completions(self):
+    def drain_completions(self) -> list[tuple[int, bool, str, typing.Optional[list[bool]]]]:
         """Returns (number, whether all is well, error, result of each key) of what has ended."""
         try:
             os.eventfd_read(self._event)
@@ -902,7 +926,8 @@ class LMCacheClient:
             done.append(self._done.popleft())
         return done
 
-    def close(self):
+    def close(self) -> None:
+        """As Client.close."""
         self._client.close()
         if self._event >= 0:
             os.close(self._event)
@@ -937,7 +962,8 @@ def _size(text):
     return int(match[1]) * units[match[2]]
 
 
-def main():
+def main() -> None:
+    """The program of an owner: python -m tensorlane.kv --help."""
     parser = argparse.ArgumentParser(prog="python -m tensorlane.kv", description="Owns a cache of blocks.")
     parser.add_argument("--address", required=True, help="HOST:PORT, where engines reach it; port 0 is any")
     parser.add_argument("--limit", required=True, type=_size, help="bytes of all blocks, such as 64GiB")

@@ -15,6 +15,7 @@ them receives them from there, and when no reference to the object is left, they
 """
 import logging
 import threading
+import typing
 import weakref
 from dataclasses import dataclass, field
 
@@ -27,6 +28,8 @@ from ray.experimental.rdt.tensor_transport_manager import (CommunicatorMetadata,
 from . import _engine
 from .errors import Error, NotFound
 
+__all__ = ["NAME", "register"]
+
 NAME = "TENSORLANE"
 OPEN_SEC = 60
 
@@ -34,11 +37,11 @@ OPEN_SEC = 60
 _logger = logging.getLogger("ray.tensorlane")
 
 
-def register(data_type=None, name=NAME):
+def register(data_type: typing.Optional[type] = None, name: str = NAME) -> None:
     """Registers the transport with Ray, in the process that creates the actors, and before it does.
 
     data_type: torch.Tensor or numpy.ndarray; None: the first if torch is installed, else the second. Ray moves one type
-    with a transport; for both, register twice, with two names.
+    with a transport; for both, register twice, with two names. Raises ValueError: the name is registered already.
     """
     if data_type is None:
         data_type = _default_type()

@@ -6,10 +6,15 @@
 
 docs/kv.md is the page.
 """
+import typing
+from collections.abc import Sequence
+
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from . import kv
+
+__all__ = ["HiCache"]
 
 
 def _bytes_of(tensor):
@@ -17,9 +22,14 @@ def _bytes_of(tensor):
 
 
 class HiCache(HiCacheStorage):
-    """SGLang stores pages, and asks for the longest run of them that is there. What cannot be had is not there."""
+    """SGLang stores pages, and asks for the longest run of them that is there. What cannot be had is not there.
 
-    def __init__(self, storage_config, _=None):
+    storage_config: of SGLang; its extra_config has the address of the owner, and may have timeout and host (kv.Client).
+    Raises KeyError: there is no address. The calls raise what those of kv.Client raise. Pages are contiguous tensors in
+    host memory; arguments that SGLang passes and that are not named here are not used.
+    """
+
+    def __init__(self, storage_config: typing.Any, _: object = None) -> None:
         extra = storage_config.extra_config or {}
         self._client = kv.Client(extra["address"], extra.get("timeout", 5), extra.get("host"))
         config = storage_config
@@ -33,27 +43,38 @@ class HiCache(HiCacheStorage):
     def _keys(self, keys):
         return [self._prefix + key for key in keys]
 
-    def get(self, key, target_location=None, target_sizes=None):
+    def get(self, key: str, target_location: typing.Optional[torch.Tensor] = None,
+            target_sizes: object = None) -> typing.Optional[torch.Tensor]:
+        """Receives a page into target_location, and returns that; None: it is not there."""
         return self.batch_get([key], [target_location])[0]
 
-    def batch_get(self, keys, target_locations=None, target_sizes=None):
+    def batch_get(self, keys: Sequence[str], target_locations: typing.Optional[Sequence[torch.Tensor]] = None,
+                  target_sizes: object = None) -> list[typing.Optional[torch.Tensor]]:
+        """As get, for many pages."""
         found = self._client.get(self._keys(keys), [_bytes_of(target) for target in target_locations])
         return [target if is_there else None for target, is_there in zip(target_locations, found)]
 
-    def set(self, key, value=None, target_location=None, target_sizes=None):
+    def set(self, key: str, value: typing.Optional[torch.Tensor] = None, target_location: object = None,
+            target_sizes: object = None) -> bool:
+        """Stores a page, the value. Returns whether the owner has it."""
         return self.batch_set([key], [value])
 
-    def batch_set(self, keys, values=None, target_locations=None, target_sizes=None):
+    def batch_set(self, keys: Sequence[str], values: typing.Optional[Sequence[torch.Tensor]] = None,
+                  target_locations: object = None, target_sizes: object = None) -> bool:
+        """Stores pages. Returns whether the owner has all of them."""
         # They live until the call is over.
         pages = [value.contiguous() for value in values]
         return all(self._client.set(self._keys(keys), [_bytes_of(page) for page in pages]))
 
-    def exists(self, key):
+    def exists(self, key: str) -> bool:
+        """Returns whether a page is there."""
         return self._client.exists(self._keys([key]))[0]
 
-    def batch_exists(self, keys, extra_info=None):
+    def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
+        """Returns how many of the first pages are there, up to the first one that is not."""
         found = self._client.exists(self._keys(keys))
         return found.index(False) if False in found else len(found)
 
-    def close(self):
+    def close(self) -> None:
+        """As kv.Client.close."""
         self._client.close()

@@ -13,7 +13,9 @@ import asyncio
 import json
 import logging
 import sys
+import typing
 import uuid
+from collections.abc import AsyncIterator
 
 import ray
 import torch
@@ -22,6 +24,8 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from . import _engine, empty
 from .errors import DeadlineExceeded, FailedPrecondition, NotFound
+
+__all__ = ["TensorlaneCheckpointEngine"]
 
 _logger = logging.getLogger("verl.tensorlane")
 _logger.setLevel(logging.INFO)
@@ -69,7 +73,9 @@ class _DeviceBucket:
 
 @CheckpointEngineRegistry.register("tensorlane")
 class TensorlaneCheckpointEngine(CheckpointEngine):
-    """Args:
+    """One process of an update of the weights: the first trainer, which sends them, or a rollout worker. verl calls it.
+
+    Args:
         bucket_size: bytes of a bucket; a weight that is larger has a bucket of its own.
         device: where buckets are, "cpu", or "cuda" for memory of the GPU at both sides.
         rollout_dtype: weights are converted to it before they are sent; None: they stay as they are.
@@ -77,7 +83,9 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
         is_master: whether this process may be the one that sends; verl says it.
     """
 
-    def __init__(self, bucket_size, device="cpu", rollout_dtype=None, timeout=300, is_master=False, **_):
+    def __init__(self, bucket_size: int, device: str = "cpu",
+                 rollout_dtype: typing.Union[str, torch.dtype, None] = None, timeout: float = 300,
+                 is_master: bool = False, **_: object) -> None:
         self.bucket_size = bucket_size
         self.device = device
         self.rollout_dtype = getattr(torch, rollout_dtype) if isinstance(rollout_dtype, str) else rollout_dtype
@@ -92,30 +100,38 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
         self._source = None
         self._name = uuid.uuid4().hex
 
-    def prepare(self):
+    def prepare(self) -> dict[str, typing.Any]:
+        """Begins an update. Returns where this process is, for build_topology. Raises what tensorlane.Worker raises."""
         self._generation += 1
         worker = _endpoint.worker
         return {"address": worker.address, "incarnation": worker.incarnation, "engine": self._name,
                 "generation": self._generation}
 
     @classmethod
-    def build_topology(cls, actor_wg_world_size, rollout_world_size, metadata):
+    def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int,
+                       metadata: list[dict[str, typing.Any]]
+                       ) -> tuple[dict[str, list[typing.Any]], dict[str, list[typing.Any]]]:
         """The first trainer sends, and each rollout worker receives from it."""
         actors = {"rank": [0] + [-1] * (actor_wg_world_size - 1), "metadata": [metadata[0]] * actor_wg_world_size}
         rollouts = {"rank": list(range(1, rollout_world_size + 1)), "metadata": [metadata[0]] * rollout_world_size}
         return actors, rollouts
 
-    def init_process_group(self, rank, metadata):
+    def init_process_group(self, rank: int, metadata: dict[str, typing.Any]) -> None:
+        """rank: 0 sends, -1 only takes part in gathering the weights, others receive. metadata: what prepare has
+        returned at the first trainer."""
         self.rank = rank
         self._source = metadata
 
-    def finalize(self):
+    def finalize(self) -> None:
         """What was sent stays published for workers that are late; the next update ends it."""
 
     # -------------------------------------------------------------------------------------------------------- send --
 
     @torch.no_grad()
-    async def send_weights(self, weights, global_steps=None):
+    async def send_weights(self, weights: typing.Any, global_steps: typing.Optional[int] = None) -> None:
+        """Publishes weights, which are an iterator of (name, tensor), awaitable or not, in buckets. They may change
+        when it returns. Of the update before this one nothing is published any more. Raises what Worker.publish raises.
+        """
         if self.rank != 0:
             async for _ in ensure_async_iterator(weights):  # all trainers take part in gathering them
                 pass
@@ -173,7 +189,14 @@ class TensorlaneCheckpointEngine(CheckpointEngine):
     # ----------------------------------------------------------------------------------------------------- receive --
 
     @torch.no_grad()
-    async def receive_weights(self, global_steps=None):
+    async def receive_weights(self, global_steps: typing.Optional[int] = None
+                              ) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """Gives (name, tensor) of each weight, of the same shapes as they were sent. A tensor lies in a bucket that is
+        received into again: use it, or copy it, before the next one is asked for.
+
+        Raises DeadlineExceeded: a bucket did not come within the timeout. FailedPrecondition: the trainer has begun the
+        next update. Unavailable: the trainer is gone.
+        """
         # Where an update does not come to its end something may still be written to its buffers.
         buffers, self._buffers = self._buffers, [None, None]
         ended = asyncio.ensure_future(self._until_ended())

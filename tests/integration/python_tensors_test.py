@@ -216,6 +216,15 @@ class Out(unittest.TestCase):
             array = numpy.asarray(tensor)
         numpy.testing.assert_array_equal(array, values)
 
+    def test_arrays_that_are_asked_for(self):
+        values = numpy.arange(4, dtype="f4")
+        tensor = tensorlane.wrap(values)
+        self.assertTrue(numpy.shares_memory(tensor.__array__(copy=False), values))
+        self.assertFalse(numpy.shares_memory(tensor.__array__(copy=True), values))
+        self.assertEqual(tensor.__array__(dtype="f8").dtype, numpy.float64)
+        with self.assertRaisesRegex(ValueError, "memory of its own"):
+            tensor.__array__(dtype="f8", copy=False)
+
     def test_empty(self):
         self.assertEqual((tensorlane.empty((2,)).dtype, tensorlane.empty((), "I64").nbytes), ("F32", 8))
         shared = tensorlane.empty((8,), "U8", shared=True)
