@@ -134,6 +134,12 @@ bool py_op_take(struct py_core *core, struct tl_completion *completion, struct p
     return true;
 }
 
+void py_op_fail(struct py_core *core, struct py_op *op, struct py_result *ret_result)
+{
+    *ret_result = (struct py_result){.op = op, .is_over = true};
+    if (!py_core_check(core)) take_exception(ret_result);
+}
+
 void py_result_free(struct py_result *result)
 {
     Py_CLEAR(result->value);
@@ -157,6 +163,7 @@ static bool wait_for_result(struct py_core *core, struct py_queue *queue, struct
             is_there |= py_op_take(core, &completions[i], ret_result);
         if (is_there) return true;
         if (PyErr_CheckSignals() != 0) return false;
+        if (py_module_is_forked(core->module)) return py_core_check(core); /* by the handler of a signal */
     }
 }
 

@@ -120,11 +120,24 @@ static void append_all(PyObject *self, PyObject *list, struct tl_completion *com
             PyErr_WriteUnraisable(self);
 }
 
+/* Nothing completes in a forked child: all that is open ends there with an error. */
+static void append_failures(PyObject *self, PyObject *list)
+{
+    struct py_result result;
+    while (queue_of(self)->queue->ops != NULL) {
+        py_op_fail(queue_of(self)->core, queue_of(self)->queue->ops, &result);
+        if (append(list, &result) != 0) PyErr_WriteUnraisable(self);
+    }
+}
+
 static PyObject *queue_drain(PyObject *self, PyObject *list)
 {
     struct queue_object *of = queue_of(self);
     struct tl_completion completions[CAPACITY];
-    if (py_module_is_forked(of->core->module)) Py_RETURN_NONE;
+    if (py_module_is_forked(of->core->module)) {
+        append_failures(self, list);
+        Py_RETURN_NONE;
+    }
     size_t count;
     do { /* once more when the worker is closed, since nothing waits for the descriptor any more */
         count = tl_cq_poll(of->queue->cq, completions, CAPACITY);
@@ -157,7 +170,7 @@ static PyMethodDef methods[] = {
     {"fileno", queue_fileno, METH_NOARGS, "Returns a descriptor that is readable while results are there."},
     {"drain", queue_drain, METH_O,
      "Appends results that are there to a list or deque, of 64 completions at most, or of all when the worker is "
-     "closed: (token, value, error, is_over) for each."},
+     "closed: (token, value, error, is_over) for each. In a forked child all that is open has failed."},
     {"wait", queue_wait, METH_O, "Waits for results for 50 ms at most, and appends them to a list or deque."},
     {NULL, NULL, 0, NULL},
 };

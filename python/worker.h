@@ -79,6 +79,9 @@ void py_op_free(struct py_op *op);
  * and what nothing waits for any more have none. On a lack of memory the error is that. */
 bool py_op_take(struct py_core *core, struct tl_completion *completion, struct py_result *ret_result);
 
+/* Ends an operation of a worker that must not be used, with the error that says why. */
+void py_op_fail(struct py_core *core, struct py_op *op, struct py_result *ret_result);
+
 /* Gives the references of a result back, and the operation if it is over. */
 void py_result_free(struct py_result *result);
 

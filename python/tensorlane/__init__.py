@@ -20,7 +20,7 @@ import typing
 import warnings
 import weakref
 
-from . import _state_dict, _tensorlane
+from . import _fork, _state_dict, _tensorlane
 from ._tensorlane import Tensor, __version__, copy, empty, wrap
 from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                      InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated,
@@ -202,6 +202,7 @@ class _Inbox:
         self.loop = loop
         self.queue = queue
         self.arrived = collections.deque()  # (token, value, error, is_over) for each
+        _fork.inboxes.add(self)
 
     def drain(self):
         try:

@@ -184,6 +184,60 @@ class Ends(unittest.TestCase):
             """)
         self.assertEqual(out.split(), ["child", "exit", "7", "child", "_exit", "7", "child", "raise", "1"])
 
+    def test_fork_while_calls_wait(self):
+        """What an event loop of the parent waits for fails in the child, where nothing completes."""
+        out = run_script("""
+            loop = asyncio.new_event_loop()
+            async def begin():
+                subscription = asker.subscribe(peer, "none")
+                calls = asker.recv(peer, "none", timeout=600), asker.recv_many(peer, ["none"] * 3, timeout=600), \\
+                    owner.send("another", b"", timeout=600), anext(subscription)
+                tasks = [loop.create_task(call) for call in calls]
+                await asyncio.sleep(0)
+                return subscription, tasks
+            subscription, tasks = loop.run_until_complete(begin())
+            blocking = asker.subscribe_wait(peer, "none")
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(int(os.environ.get("TENSORLANE_PATIENCE", 120)) // 2)  # it hangs where this fails
+                for task in tasks:
+                    try:
+                        loop.run_until_complete(task)
+                    except tensorlane.FailedPrecondition as error:
+                        assert "fork" in str(error), error
+                        os.write(1, b"failed ")
+                try:
+                    next(blocking)
+                except tensorlane.FailedPrecondition:
+                    os.write(1, b"failed\\n")
+                subscription.close()
+                blocking.close()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            owner.publish("none", b"value")
+            assert loop.run_until_complete(asyncio.wait_for(tasks[0], 60)).nbytes
+            asker.close()
+            owner.close()
+            """)
+        self.assertEqual(out, "failed " * 4 + "failed\n")
+
+    def test_fork_by_the_handler_of_a_signal(self):
+        out = run_script("""
+            def fork(*_):
+                global pid
+                pid = os.fork()
+                if pid: owner.publish("none", b"value")
+                else: signal.alarm(int(os.environ.get("TENSORLANE_PATIENCE", 120)) // 2)
+            signal.signal(signal.SIGUSR1, fork)
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            try:
+                asker.recv_wait(peer, "none", timeout=600)
+            except tensorlane.FailedPrecondition:
+                os._exit(7)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            """)
+        self.assertEqual(out, "7\n")
+
     def test_fork_before_the_first_worker(self):
         out = run_script("""
             import os, sys, tensorlane
@@ -260,6 +314,35 @@ class Collected(unittest.TestCase):
             print([one() for one in gone])
             """, prologue="")
         self.assertEqual(out, "[None, None]\n")
+
+
+    def test_in_several_interpreters(self):
+        """Each has the module and its types for itself."""
+        out = run_script("""
+            import sys, tensorlane
+            try:
+                import _xxsubinterpreters as interpreters
+            except ImportError:
+                import _interpreters as interpreters
+            USE = '''
+            import tensorlane
+            with tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0") as worker:
+                worker.publish("key", b"value")
+                try:
+                    worker.recv_wait(worker.name, "none", timeout=0)
+                except tensorlane.DeadlineExceeded:
+                    print(bytes(worker.recv_wait(worker.name, "key")), id(tensorlane.Tensor), flush=True)
+            '''
+            for _ in range(2):
+                interpreter = interpreters.create()
+                interpreters.run_string(interpreter, USE)
+                exec(USE)
+                interpreters.destroy(interpreter)
+            """, prologue="")
+        values, types = zip(*(line.split() for line in out.splitlines()))
+        self.assertEqual(values, ("b'value'",) * 4)
+        self.assertEqual(types[1], types[3])
+        self.assertFalse({types[0], types[2]} & {types[1]})
 
 
 @unittest.skipIf(python_support.SANITIZE, "sanitizers keep memory that was freed")
