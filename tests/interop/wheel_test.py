@@ -1,17 +1,31 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel that ./dev wheel has built: what is inside, the tests of the package with it and NumPy of PyPI, and the
-program."""
+"""The wheel that ./dev wheel has built: what is inside, the tests of the package with it and NumPy of PyPI, its types,
+and the program."""
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import unittest
 import zipfile
 
 import wheel_support
 from wheel_support import ROOT, WHEELS
+
+
+# What is written in Python is not checked itself, and what engines load is not without them.
+MYPY_SETTINGS = """[mypy]
+ignore_errors = true
+ignore_missing_imports = true
+"""
+ALLOWED = r"""
+tensorlane\.(Blocking)?Subscription\.__init__  # only Worker makes them
+tensorlane\.Tensor\.__buffer__  # of Python 3.12
+tensorlane\.Worker\.__del__
+tensorlane\.(ray|sglang|verl|vllm)
+"""
 
 
 class Wheel(unittest.TestCase):
@@ -68,6 +82,16 @@ for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "flo
     print(tensor.dtype, tensor.shape)
 """)
         self.assertEqual(printed.split("\n")[:2], ["BF16 (2, 2)", "F8_E4M3 (2, 2)"])
+
+    def test_types(self):
+        """A program that uses the package passes mypy --strict, and the stubs are like the module."""
+        with tempfile.TemporaryDirectory() as folder:
+            settings, allowed = pathlib.Path(folder, "settings"), pathlib.Path(folder, "allowed")
+            settings.write_text(MYPY_SETTINGS)
+            allowed.write_text(ALLOWED)
+            self.run_python("-m", "mypy", "--strict", "--cache-dir", folder, ROOT / "tests/interop/typed_program.py")
+            self.run_python("-m", "mypy.stubtest", "--mypy-config-file", settings, "--allowlist", allowed,
+                            "--ignore-unused-allowlist", "tensorlane")
 
     def test_program(self):
         version = self.run_python("-c", "import sys; from tensorlane import _program; sys.argv[1:] = ['version']; "
