@@ -47,6 +47,10 @@ class Wheel(unittest.TestCase):
             self.assertTrue(any(name.endswith(wanted) for name in names), wanted)
         self.assertFalse([name for name in names if "verbs" in name or ".libs/libgrpc" in name])
 
+    def test_stable_interface(self):
+        """The extension uses nothing but what Python 3.11 and later promise to keep."""
+        self.run_python("-m", "abi3audit", "--strict", WHEELS[0])
+
     def test_licenses(self):
         """Each library inside is a component of a bill of materials, and each component has its license."""
         wheel = zipfile.ZipFile(WHEELS[0])
