@@ -22,6 +22,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "security/pem_file.h"
 #include "security/private_key.h"
 #include "security/tls_internal.h"
@@ -211,8 +212,10 @@ static int choose_alpn(SSL *ssl, const unsigned char **ret_chosen, unsigned char
 
 static void prepare_openssl(void)
 {
-    /* Fails where the program has done it already, and does no harm there. */
-    if (!CRYPTO_secure_malloc_initialized()) (void)CRYPTO_secure_malloc_init(SECURE_HEAP_BYTES, 32);
+    /* The program may have done it already. */
+    if (CRYPTO_secure_malloc_initialized() || CRYPTO_secure_malloc_init(SECURE_HEAP_BYTES, 32) == 1) return;
+    TL_LOG_AT_WARN("private keys lie in memory that is not locked, and may be written to swap space",
+                   TL_STR("remedy", "let the process lock 256 KiB more (ulimit -l, LimitMEMLOCK, --ulimit memlock)"));
 }
 
 /* One that both accepts and dials. */

@@ -7,6 +7,7 @@
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/sockios.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
@@ -17,8 +18,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -961,6 +964,28 @@ START_TEST(files_that_cannot_be_used)
 }
 END_TEST
 
+/* Takes the right to lock memory from this process. */
+static void forbid_locking(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct sets[_LINUX_CAPABILITY_U32S_3];
+    ck_assert_int_eq((int)syscall(SYS_capget, &head, sets), 0);
+    sets[0].effective &= ~(1U << CAP_IPC_LOCK);
+    ck_assert_int_eq((int)syscall(SYS_capset, &head, sets), 0);
+    ck_assert_int_eq(setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){0}), 0);
+}
+
+START_TEST(keys_that_cannot_be_locked)
+{
+    log_capture_begin();
+    forbid_locking();
+    start_both();
+    ck_assert_uint_eq(log_capture_count("private keys lie in memory that is not locked"), 1); /* not for each side */
+    struct connected connected = connect_both(NULL);
+    disconnect(&connected);
+}
+END_TEST
+
 START_TEST(server_that_does_not_speak_tls)
 {
     side_start(&client);
@@ -1223,6 +1248,7 @@ int main(void)
     ADD(no_name, 1);
     ADD(ciphers_of_tls_1_2, 1);
     ADD(files_that_cannot_be_used, 1);
+    ADD(keys_that_cannot_be_locked, 1);
     ADD(server_that_does_not_speak_tls, 1);
     ADD(client_that_does_not_speak_tls, 1);
     ADD(each_reason_is_logged_once_a_minute, 1);
