@@ -113,7 +113,11 @@ struct request_placement {
 struct request_limit {
     struct tl_timer timer;
     struct request *request;
-    uint32_t slots_returned; /* how many slots the peer had given back when it was set */
+    uint32_t slots_returned;        /* how many slots the peer had given back when it was set */
+    struct tl_closure look_closure; /* it is up: looks whether what had come until then was taken; deferred */
+    unsigned look_count;
+    uint32_t slots_taken; /* our slots that were used when it was up */
+    uint64_t event_count; /* events of the reactor until the last look */
 };
 
 /* Many of them may wait for their values, so that its size is bounded (tests/unit/engine_waits_test.c). */

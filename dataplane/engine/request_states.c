@@ -5,6 +5,9 @@
 #include "base/check.h"
 #include "base/error.h"
 
+/* So many rounds take what has come of all peers. */
+#define MOST_LOOKS 4096
+
 const struct tl_error request_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory for a request"};
 
 /* ------------------------------------------------------------------------------------------------------ result -- */
@@ -30,6 +33,8 @@ void request_fail(struct request *request, const struct tl_error *error)
 
 /* -------------------------------------------------------------------------------------------------- cancelling -- */
 
+static void look_again(struct tl_closure *closure);
+
 static void time_is_up(struct tl_timer *timer)
 {
     struct request *request = TL_CONTAINER_OF(timer, struct request_limit, timer)->request;
@@ -44,8 +49,11 @@ void request_limit(struct request *request, int64_t after_ns)
             tl_conn_close(request->conn, &request_out_of_memory);
             return;
         }
-        *request->limit = (struct request_limit){.timer.fire = time_is_up, .request = request};
+        *request->limit =
+            (struct request_limit){.timer.fire = time_is_up, .request = request, .look_closure.run = look_again};
+        tl_list_init(&request->limit->look_closure.link);
     }
+    tl_list_remove(&request->limit->look_closure.link);
     request->limit->slots_returned = request->conn->credits.peer_slots_returned;
     conn_arm(request->conn, &request->limit->timer, after_ns);
 }
@@ -54,19 +62,44 @@ void request_end_limit(struct request *request)
 {
     if (request->limit == NULL) return;
     tl_timers_disarm(tl_reactor_timers(request->conn->engine->reactor), &request->limit->timer);
+    tl_list_remove(&request->limit->look_closure.link);
     free(request->limit);
     request->limit = NULL;
 }
 
 /* A CANCEL that is not sent waits on while slots come back: others are before it, or values that have come wait for
- * memory of ours, while nothing but pings is sent. */
+ * memory of ours, while nothing but pings is sent. If this process stood still, the answer may have come in time,
+ * behind messages that were not taken yet: then each round looks again. */
 static void end_unanswered(struct request *request)
 {
     struct tl_conn *conn = request->conn;
-    struct tl_error reason;
+    struct request_limit *limit = request->limit;
     bool is_unsent = tl_list_is_linked(&request->pending.place);
-    if (is_unsent && request->limit->slots_returned != conn->credits.peer_slots_returned) {
+    if (is_unsent && limit->slots_returned != conn->credits.peer_slots_returned) {
         request_limit(request, conn->engine->options.peer_timeout_ns);
+        return;
+    }
+    limit->look_count = 0;
+    limit->slots_taken = conn->credits.own_slots_returned;
+    tl_reactor_defer(conn->engine->reactor, &limit->look_closure);
+}
+
+/* Others may keep the reactor busy, so that the looks have an end; in the first round nothing was taken since. */
+static void look_again(struct tl_closure *closure)
+{
+    struct request_limit *limit = TL_CONTAINER_OF(closure, struct request_limit, look_closure);
+    struct request *request = limit->request;
+    struct tl_conn *conn = request->conn;
+    struct tl_error reason;
+    struct tl_reactor_stats stats;
+    tl_reactor_get_stats(conn->engine->reactor, &stats);
+    bool has_more = stats.events != limit->event_count && limit->look_count < MOST_LOOKS &&
+                    conn->credits.own_slots_returned - limit->slots_taken < conn->engine->options.slot_count;
+    if (conn->state == CONN_CLOSING || request->state != REQUEST_CANCELLING) return;
+    if (limit->look_count == 0 || has_more) {
+        limit->look_count++;
+        limit->event_count = stats.events;
+        tl_reactor_defer(conn->engine->reactor, &limit->look_closure);
         return;
     }
     tl_error_set(&reason, TL_UNAVAILABLE, "%s has not answered the cancel of %s in time", conn->peer.name,

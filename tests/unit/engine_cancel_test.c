@@ -259,6 +259,39 @@ START_TEST(not_answered)
 }
 END_TEST
 
+/* The asker stands still while the peer answers: what has come is taken before the peer is given up. */
+START_TEST(answer_waits_behind_others)
+{
+    enum { COUNT = 40 };
+    static struct engine_ask asks[COUNT];
+    options.fabric.poll_batch = 1;
+    options.engine.slot_count = 64;
+    options.engine.peer_timeout_ns = 1000 * TL_NS_PER_SEC;
+    open_pair();
+    for (unsigned i = 0; i < COUNT; i++)
+        engine_ask_start(asker, &asks[i], "key", 1 + i);
+    engine_ask_start(asker, &ask, "other", 1);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < COUNT; i++) {
+        engine_side_send(owner, "key", 1 + i, engine_bytes(8, i));
+        (void)engine_side_round(owner); /* so that each takes a slot */
+    }
+    engine_ask_cancel(&ask);
+    (void)engine_side_round(asker);
+    ck_assert_int_eq(asks[COUNT / 2].done_count, 0);
+    for (unsigned i = 0; i < COUNT; i++)
+        (void)engine_side_round(owner);
+    fake_clock_advance(2 * options.engine.cancel_ns);
+    engine_pair_run(&pair);
+    ck_assert_msg(asker->closed_count == 0, "%s", asker->reason.message);
+    ck_assert_int_eq(ask.result.code, TL_CANCELLED);
+    for (unsigned i = 0; i < COUNT; i++)
+        engine_ask_fini(&asks[i]);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* A peer cannot answer what is not sent: a CANCEL that waits for a slot takes no time from the answer. */
 START_TEST(time_to_answer_begins_when_it_is_sent)
 {
@@ -403,6 +436,10 @@ int main(void)
     tcase_add_test(tcase, not_answered);
     tcase_add_test(tcase, late_write);
     tcase_add_test(tcase, many_at_once);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("answer_waits_behind_others"); /* tests/defects runs it alone */
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, answer_waits_behind_others);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("time_to_answer_begins_when_it_is_sent"); /* tests/defects runs it alone */
     tcase_add_checked_fixture(tcase, setup, NULL);

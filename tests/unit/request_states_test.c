@@ -26,6 +26,8 @@
 #define conn_arm fake_arm
 #define tl_conn_close fake_conn_close
 #define tl_memory_format_wait fake_format_wait
+#define tl_reactor_defer fake_defer
+#define tl_reactor_get_stats fake_get_stats
 
 #include "dataplane/engine/request_states.c"
 #include "fakes/run_suite.h"
@@ -38,6 +40,7 @@ static struct request_placement placement;
 static struct conn_memory_wait memory_wait;
 static char trace[256]; /* the actions that were called, each followed by a blank */
 static bool is_wait_on_its_way;
+static uint64_t event_count; /* the reactor's */
 
 static void note(const char *what)
 {
@@ -146,6 +149,19 @@ void fake_arm(struct tl_conn *conn_, struct tl_timer *timer, int64_t after_ns)
     note("arm");
 }
 
+void fake_defer(struct tl_reactor *reactor, struct tl_closure *closure)
+{
+    (void)reactor;
+    ck_assert_ptr_eq(closure, &request.limit->look_closure);
+    note("look");
+}
+
+void fake_get_stats(const struct tl_reactor *reactor, struct tl_reactor_stats *ret_stats)
+{
+    (void)reactor;
+    *ret_stats = (struct tl_reactor_stats){.events = event_count};
+}
+
 void fake_format_wait(struct tl_memory *memory, uint64_t len_bytes, struct tl_error *ret_error)
 {
     (void)memory;
@@ -224,7 +240,7 @@ static const struct edge edges[] = {
     {REQUEST_CANCELLING, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_CANCELLING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, ""},
     {REQUEST_CANCELLING, REQUEST_EVENT_CANCELLED, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_CANCELLING, REQUEST_EVENT_LATE, REQUEST_CANCELLING, "close "},
+    {REQUEST_CANCELLING, REQUEST_EVENT_LATE, REQUEST_CANCELLING, "look "},
     {REQUEST_PREPARING, REQUEST_EVENT_LATE, REQUEST_PREPARING, "return_source "},
     {REQUEST_CANCELLING, REQUEST_EVENT_REVOKED, REQUEST_CANCELLING, ""},
     {REQUEST_CANCELLING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
@@ -248,9 +264,32 @@ START_TEST(each_edge)
 {
     const struct edge *edge = &edges[_i];
     begin_in(edge->state);
+    if (edge->event == REQUEST_EVENT_LATE) request.limit = calloc(1, sizeof(*request.limit));
     request_handle(&request, edge->event);
     ck_assert_int_eq(request.state, edge->next);
     ck_assert_str_eq(trace, edge->trace);
+    end();
+}
+END_TEST
+
+/* The time to answer a cancel is up: what has come is taken first, as long as something comes (_i 0), until as many
+ * slots were taken as there are (1), and not for ever (2). */
+START_TEST(looks_for_an_answer)
+{
+    begin_in(REQUEST_CANCELLING);
+    engine.options.slot_count = _i == 1 ? 2 : UINT32_MAX;
+    request_limit(&request, 2000);
+    request_handle(&request, REQUEST_EVENT_LATE);
+    ck_assert_str_eq(trace, "arm look ");
+    unsigned looks = 0;
+    for (; strstr(trace, "close") == NULL; looks++) {
+        trace[0] = '\0';
+        request.limit->look_closure.run(&request.limit->look_closure);
+        if (_i > 0 || looks < 4) event_count++;
+        conn.credits.own_slots_returned += _i < 2;
+    }
+    ck_assert_uint_eq(looks, _i == 0 ? 6 : _i == 1 ? 3 : 1 + MOST_LOOKS);
+    ck_assert_str_eq(trace, "close ");
     end();
 }
 END_TEST
@@ -459,6 +498,7 @@ int main(void)
     Suite *suite = suite_create("request_states");
     TCase *tcase = tcase_create("edges");
     tcase_add_loop_test(tcase, each_edge, 0, TL_ARRAY_COUNT(edges));
+    tcase_add_loop_test(tcase, looks_for_an_answer, 0, 3);
     tcase_add_test(tcase, peer_that_says_what_cannot_be_is_at_fault);
     tcase_add_loop_test_raise_signal(tcase, event_of_our_own_that_cannot_be_ends_the_process, SIGABRT, 0,
                                      TL_ARRAY_COUNT(forbidden));
