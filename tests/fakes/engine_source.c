@@ -39,8 +39,10 @@ static bool is_same(const struct tl_request_id *a, const struct tl_request_id *b
     return a->incarnation == b->incarnation && a->number == b->number;
 }
 
+/* A value that was reserved for the request goes before others. */
 static struct value *find_value(const struct engine_side *side, const struct tl_serve *serve)
 {
+    struct value *found = NULL;
     TL_LIST_FOREACH(&side->values, link)
     {
         struct value *value = TL_CONTAINER_OF(link, struct value, link);
@@ -48,9 +50,10 @@ static struct value *find_value(const struct engine_side *side, const struct tl_
         if (!value->is_one_shot) return value;
         bool is_wanted = serve->subscription != 0 ? value->step >= serve->step : value->step == serve->step;
         if (!is_wanted || value->is_offered) continue;
-        if (value->reserved.number == 0 || is_same(&value->reserved, &serve->id)) return value;
+        if (is_same(&value->reserved, &serve->id)) return value;
+        if (value->reserved.number == 0 && found == NULL) found = value;
     }
-    return NULL;
+    return found;
 }
 
 static void reply(struct served *served, struct value *value)

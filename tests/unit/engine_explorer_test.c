@@ -26,8 +26,9 @@
 #define SEEDS 4000
 #define STEPS 250
 #define MAX_ASKS 96
-#define MAX_VALUES 128
+#define MAX_VALUES (128 + MAX_ASKS) /* Those at the end are for subscriptions that wait. */
 #define KEYS 5
+#define STREAM (KEYS + 1) /* The key whose values go to subscriptions: sent ones of any size, step after step. */
 #define CANARY 0x5a
 
 struct value {
@@ -44,7 +45,8 @@ struct value {
 
 struct asked {
     struct engine_ask ask;
-    struct value *value; /* NULL: a fetch of the published key. */
+    struct value *value; /* NULL: a fetch of the published key, or of a subscription. */
+    bool is_of_stream;
     bool is_started;
     bool is_cancelled;
     struct tl_tensor *canary; /* The destination of a finished fetch, which we overwrite. */
@@ -57,6 +59,10 @@ static struct value values[MAX_VALUES];
 static unsigned ask_count;
 static unsigned value_count;
 static bool has_faults;
+static unsigned stream_error_count; /* Counts definite errors of fetches of STREAM, */
+static unsigned stream_loss_count;  /* and its values that were neither received nor are there. */
+static unsigned
+    stream_ok_counts[2]; /* Counts values of STREAM that were received in all seeds: small and large ones. */
 static uint64_t random_state;
 
 static uint64_t below(uint64_t limit)
@@ -130,7 +136,7 @@ static void clear_faults(void)
 
 static const char *key_name(unsigned key)
 {
-    static const char *const names[] = {"a", "b", "c", "d", "e", "published"};
+    static const char *const names[] = {"a", "b", "c", "d", "e", "published", "stream"};
     return names[key];
 }
 
@@ -144,14 +150,20 @@ static struct tl_tensor *make_tensor(struct engine_side *side, uint64_t size_byt
     return one_in(3) ? engine_bytes(size_bytes, seed) : engine_pool_bytes(side, size_bytes, seed);
 }
 
+static struct value *add_value(unsigned side, unsigned key)
+{
+    TL_CHECK(value_count < MAX_VALUES);
+    struct value *value = &values[value_count++];
+    *value = (struct value){.side = side, .key = key, .step = value_count, .seed = value_count};
+    value->size_bytes = one_in(6) ? 0 : 1 + key * 700 + (one_in(4) ? below(3000) : 0);
+    if (key == STREAM && one_in(2)) value->size_bytes = 1 + below(10);
+    return value;
+}
+
 static struct value *new_value(void)
 {
-    if (value_count == MAX_VALUES) return NULL;
-    struct value *value = &values[value_count++];
-    unsigned key = (unsigned)below(KEYS);
-    *value = (struct value){.side = (unsigned)below(2), .key = key, .step = value_count, .seed = value_count};
-    value->size_bytes = one_in(6) ? 0 : 1 + key * 700 + (one_in(4) ? below(3000) : 0);
-    return value;
+    if (value_count == MAX_VALUES - MAX_ASKS) return NULL;
+    return add_value((unsigned)below(2), one_in(4) ? STREAM : (unsigned)below(KEYS));
 }
 
 static void send_value(struct value *value)
@@ -216,6 +228,15 @@ static void check_result(struct asked *asked)
     bool has_waited = asked->is_cancelled && result->code == TL_RESOURCE_EXHAUSTED; /* It has waited for a handle. */
     TL_CHECK(has_faults || has_waited || result->code == TL_OK || result->code == TL_CANCELLED ||
              result->code == TL_UNAVAILABLE);
+    if (asked->is_of_stream) {
+        if (is_definite(result->code) && !has_waited) stream_error_count++;
+        if (result->code != TL_OK) return;
+        uint64_t step = asked->ask.fetch.offer_step;
+        TL_CHECK(step >= 1 && step >= asked->ask.fetch.step && step <= value_count);
+        value = &values[step - 1];
+        TL_CHECK(value->key == STREAM && asked->ask.side == &pair.sides[1 - value->side]);
+        stream_ok_counts[value->size_bytes > 10]++;
+    }
     if (value == NULL) {
         uint64_t version = asked->ask.fetch.offer_step;
         if (result->code == TL_OK)
@@ -254,19 +275,27 @@ static void start_ask(void)
         collect(&asks[i]);
     struct value *value = value_count > 0 && !one_in(5) ? &values[below(value_count)] : NULL;
     struct engine_side *side = &pair.sides[value != NULL ? 1 - value->side : below(2)];
+    bool is_of_stream = value != NULL && value->key == STREAM;
+    uint64_t from_step = is_of_stream ? below(value->step + 1) : 0;
+    if (is_of_stream) value = NULL;
     if (side->conn == NULL || !tl_conn_is_up(side->conn)) return;
     if (value != NULL && value->asked_count > 0) return;
     if (ask_count == MAX_ASKS) return;
     struct asked *asked = &asks[ask_count++];
-    *asked = (struct asked){.value = value, .is_started = true};
+    *asked = (struct asked){.value = value, .is_of_stream = is_of_stream, .is_started = true};
     asked->ask.is_unregistered = one_in(3);
     asked->ask.wants_checksum = one_in(4);
     asked->ask.may_map = one_in(2);
     if (value != NULL && value->size_bytes > 0 && one_in(4))
         asked->ask.destination = engine_bytes(value->size_bytes, 0);
     if (value == NULL && one_in(3)) asked->ask.subscription = below(2) + 1;
+    if (is_of_stream) asked->ask.subscription = 3;
     if (value != NULL) value->asked_count++;
-    engine_ask_start(side, &asked->ask, key_name(value != NULL ? value->key : KEYS), value != NULL ? value->step : 0);
+    engine_ask_start(side, &asked->ask,
+                     key_name(value != NULL  ? value->key
+                              : is_of_stream ? STREAM
+                                             : KEYS),
+                     value != NULL ? value->step : from_step);
 }
 
 static void cancel_ask(void)
@@ -341,6 +370,11 @@ static void expect_progress(void)
     for (unsigned i = 0; i < 2; i++)
         publish_on(&pair.sides[i], below(1000));
     engine_pair_run(&pair);
+    for (unsigned i = 0; i < ask_count; i++) {
+        struct asked *asked = &asks[i];
+        if (asked->is_of_stream && asked->ask.is_open) send_value(add_value(asked->ask.side == pair.left, STREAM));
+    }
+    engine_pair_run(&pair);
     TL_CHECK(pair.left->closed_count == 0 && pair.right->closed_count == 0);
     TL_CHECK(pair.left->open_ask_count == 0 && pair.right->open_ask_count == 0);
     const char *why = "";
@@ -366,7 +400,7 @@ static bool has_value(const struct value *value)
 static void explore(uint64_t seed)
 {
     random_state = seed * UINT64_C(0x2545f4914f6cdd1d);
-    ask_count = value_count = 0;
+    ask_count = value_count = stream_error_count = stream_loss_count = 0;
     choose_options();
     engine_pair_init(&pair, &options);
     engine_pair_connect(&pair);
@@ -392,8 +426,11 @@ static void explore(uint64_t seed)
         check_canary(&asks[i]);
     for (unsigned i = 0; i < value_count; i++) {
         const struct value *value = &values[i];
-        if (value->is_sent && !has_value(value)) TL_CHECK(value->ok_count == 1 || value->error_count > 0);
+        if (!value->is_sent || value->ok_count == 1 || has_value(value)) continue;
+        TL_CHECK(value->error_count > 0 || value->key == STREAM);
+        stream_loss_count += value->key == STREAM;
     }
+    TL_CHECK(stream_loss_count <= stream_error_count);
     engine_pair_close(&pair);
 }
 
@@ -428,6 +465,8 @@ START_TEST(seeds)
         explore(current_seed);
         if (only != 0) return;
     }
+    ck_assert_uint_gt(stream_ok_counts[0], 0);
+    ck_assert_uint_gt(stream_ok_counts[1], 0);
 }
 END_TEST
 
