@@ -66,23 +66,24 @@ void tl_hash_table_remove(struct tl_hash_table *table, struct tl_hash_link *link
     if (--table->count == 0 && table->chain_count > IDLE_CHAINS) tl_hash_table_fini(table);
 }
 
-/* Returns the first object in the chains from this one on. */
-static struct tl_hash_link *first_from(const struct tl_hash_table *table, size_t chain)
+struct tl_hash_link *tl_hash_table_first_from(const struct tl_hash_table *table, size_t *chain)
 {
-    for (; chain < table->chain_count; chain++)
-        if (table->chains[chain] != NULL) return table->chains[chain];
+    for (; *chain < table->chain_count; (*chain)++)
+        if (table->chains[*chain] != NULL) return table->chains[*chain];
     return NULL;
 }
 
 struct tl_hash_link *tl_hash_table_first(const struct tl_hash_table *table)
 {
-    return first_from(table, 0);
+    size_t chain = 0;
+    return tl_hash_table_first_from(table, &chain);
 }
 
 struct tl_hash_link *tl_hash_table_after(const struct tl_hash_table *table, const struct tl_hash_link *link)
 {
     if (link->next != NULL) return link->next;
-    return first_from(table, (link->hash & (table->chain_count - 1)) + 1);
+    size_t chain = (link->hash & (table->chain_count - 1)) + 1;
+    return tl_hash_table_first_from(table, &chain);
 }
 
 void tl_hash_table_fini(struct tl_hash_table *table)

@@ -31,6 +31,10 @@ bool tl_hash_table_add(struct tl_hash_table *table, struct tl_hash_link *link, u
 void tl_hash_table_remove(struct tl_hash_table *table, struct tl_hash_link *link);
 /* Returns the first object; NULL: there is none. */
 struct tl_hash_link *tl_hash_table_first(const struct tl_hash_table *table);
+/* Returns the first object in the chains from this one on; NULL: there is none. *chain is then the one that it is in.
+ * Who begins with 0 and goes on so comes to all that were in the table at the beginning, also when others are added and
+ * removed meanwhile, and to some of them twice when the table has grown. */
+struct tl_hash_link *tl_hash_table_first_from(const struct tl_hash_table *table, size_t *chain);
 /* Returns the object behind this one, in no order; NULL: that was the last one. */
 struct tl_hash_link *tl_hash_table_after(const struct tl_hash_table *table, const struct tl_hash_link *link);
 void tl_hash_table_fini(struct tl_hash_table *table);

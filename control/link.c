@@ -5,7 +5,8 @@
  * Happy path: opened (by us: the host's address, a channel of its own and a call; by the peer: an accepted call), Hello
  * out, Hello in and checked, up; frames flow; drained when idle, or closed. Failure modes: no Hello in time ends the
  * link with DEADLINE_EXCEEDED; the wrong worker or version with FAILED_PRECONDITION, which is sent to the peer; a frame
- * that breaks the protocol with INVALID_ARGUMENT, counted. Whatever the end, it is handled in one place, link_ended.
+ * that breaks the protocol with INVALID_ARGUMENT, counted. Whatever the end, it is handled in one place, link_ended:
+ * what is open on the link ends, some in each round of the loop, and the owner hears of the end when nothing is left.
  */
 #include "control/link.h"
 
@@ -153,12 +154,8 @@ static void close_status(const struct tl_link *link, const struct tl_error *stre
 static void link_free(struct tl_link *link)
 {
     tl_list_remove(&link->control_link);
-    tl_list_remove(&link->asking_link);
-    if (link->held.frame != NULL) grpc_byte_buffer_destroy(link->held.frame);
     if (link->is_flush_deferred) tl_list_remove(&link->flush_closure.link);
-    tl_list_remove(&link->round_closure.link);
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->handshake_timer);
-    link_stall_fini(link);
     tl_numbers_fini(&link->cancels);
     tl_numbers_fini(&link->received);
     link_connections_drop(link);
@@ -170,24 +167,51 @@ static void link_free(struct tl_link *link)
     free(link);
 }
 
+/* Ends what is open on a link that has ended, as much as the loop's quota allows, and the rest when others had their
+ * turn. The link is gone after that. */
+static void end_open(struct tl_closure *closure)
+{
+    struct tl_link *link = TL_CONTAINER_OF(closure, struct tl_link, end_closure);
+    struct tl_control *control = link->control;
+    const struct tl_error *reason = &link->close_reason;
+    struct tl_error unavailable = *reason;
+    if (reason->code != TL_FAILED_PRECONDITION) unavailable.code = TL_UNAVAILABLE;
+    if (reason->code == TL_OK) tl_error_set(&unavailable, TL_UNAVAILABLE, "%s: link closed", link->peer.address);
+    if (!link_fetches_break(link, &unavailable) || !link_serves_break(link)) {
+        tl_loop_defer(control->loop, &link->end_closure);
+        return;
+    }
+    if (link->is_in_order) link_confirm(link, link->confirmed_count + link->framed_count);
+    if (link->events->closed != NULL) link->events->closed(link, reason);
+    link_free(link);
+    tl_control_link_gone(control);
+}
+
+/* Nothing of a link that has ended goes on. */
+static void stop(struct tl_link *link)
+{
+    link->state = LINK_CLOSING;
+    link->stream = NULL;
+    tl_list_remove(&link->asking_link);
+    tl_list_remove(&link->round_closure.link);
+    if (link->held.frame != NULL) grpc_byte_buffer_destroy(link->held.frame);
+    link->held.frame = NULL;
+    link->answers.is_read_paused = false; /* there is nothing to read */
+    tl_timers_disarm(tl_loop_timers(link->control->loop), &link->handshake_timer);
+    link_stall_fini(link);
+}
+
 /* The stream has ended, or a link without one. */
 static void link_ended(struct tl_link *link, const struct tl_error *stream_status)
 {
-    struct tl_control *control = link->control;
     struct tl_error reason;
     close_status(link, stream_status, &reason);
-    link->state = LINK_CLOSING;
-    struct tl_error unavailable = reason;
-    if (reason.code != TL_FAILED_PRECONDITION) unavailable.code = TL_UNAVAILABLE;
-    if (reason.code == TL_OK) tl_error_set(&unavailable, TL_UNAVAILABLE, "%s: link closed", link->peer.address);
-    link_fetches_break(link, &unavailable);
-    link_serves_break(link);
     /* A call that ends in order has brought everything to the other side. That a status was sent proves nothing. */
-    bool is_in_order = link->is_ours ? stream_status->code == TL_OK : link->has_peer_ended;
-    if (is_in_order) link_confirm(link, link->confirmed_count + link->framed_count);
-    if (link->events->closed != NULL) link->events->closed(link, &reason);
-    link_free(link);
-    tl_control_link_gone(control);
+    link->is_in_order = link->is_ours ? stream_status->code == TL_OK : link->has_peer_ended;
+    link->close_reason = reason;
+    stop(link);
+    link->end_closure.run = end_open;
+    end_open(&link->end_closure);
 }
 
 static void stream_closed(struct tl_stream *stream, const struct tl_error *stream_status)

@@ -62,6 +62,7 @@ struct link_queue {
 /* The requests of the peer, and what is sent for them. */
 struct link_answers {
     struct tl_hash_table serves; /* items are link_serve: all requests of the peer that are not over, by number */
+    size_t broken_chain;         /* the link has ended: those in the chains of the table before this one are over */
     uint64_t factor;             /* for the hashes of the numbers: odd and random */
     struct tl_list failures;     /* items are link_serve: a status waits to be sent */
     struct link_queue ready;     /* have an offer, wait until less is in flight */
@@ -100,7 +101,7 @@ struct tl_link {
     bool is_ours;                /* opened by us, not by the peer */
     struct tl_lookup *lookup;    /* NULL: not SEARCHING */
     struct tl_tls_dial *dial;    /* NULL: not DIALLING */
-    struct tl_stream *stream;    /* NULL: SEARCHING, or ended there */
+    struct tl_stream *stream;    /* NULL: SEARCHING, or it has ended */
     grpc_channel *channel;       /* with the stream, of a link of ours */
     const struct tl_link_events *events;
     void *owner;
@@ -115,8 +116,9 @@ struct tl_link {
     bool has_close_reason;
     bool has_said_goodbye; /* opened by the peer: it was asked to end the stream */
     bool has_peer_ended;   /* opened by the peer: it has half-closed, with nothing open */
+    bool is_in_order;      /* it has ended in order, so that the other side has everything */
 
-    struct tl_closure end_closure; /* deferred: the end of a link without a stream */
+    struct tl_closure end_closure; /* deferred: the end of a link without a stream, or a part of the end of any */
     struct tl_closure flush_closure;
     bool is_flush_deferred;
 
@@ -269,5 +271,6 @@ void link_fetch_complete(struct link_fetch *entry, bool has_checksum, uint64_t c
 void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer);
 /* The peer knows of the first count_received tensors that were acknowledged on this link. */
 void link_confirm(struct tl_link *link, uint64_t count_received);
-void link_fetches_break(struct tl_link *link, const struct tl_error *reason);
+/* The link has ended: ends its fetches, as many as the loop's quota allows. Returns whether none is left. */
+bool link_fetches_break(struct tl_link *link, const struct tl_error *reason);
 #endif

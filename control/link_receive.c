@@ -120,26 +120,32 @@ bool tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch)
     return is_over;
 }
 
-void link_fetches_break(struct tl_link *link, const struct tl_error *reason)
+/* Ends the fetch of the link that is the first of a list. */
+static void break_first(struct tl_link *link, struct tl_list *list, const struct tl_error *reason)
 {
-    struct tl_list broken;
-    tl_list_init(&broken);
-    tl_list_splice_back(&broken, &link->to_fail);
-    struct tl_list entries;
-    struct tl_list *place;
-    tl_list_init(&entries);
-    tl_list_splice_back(&entries, &link->asked);
-    tl_list_splice_back(&entries, &link->to_request);
-    while ((place = tl_list_pop_front(&entries)) != NULL) {
-        struct link_fetch *entry = TL_CONTAINER_OF(place, struct link_fetch, request_link);
-        struct tl_fetch *fetch = entry->fetch;
-        if (entry->is_asked) fetch->is_unsettled = true;
-        if (take_off(entry, reason)) tl_list_push_back(&broken, &fetch->transport_link);
-    }
-    while ((place = tl_list_pop_front(&broken)) != NULL) {
-        struct tl_fetch *fetch = TL_CONTAINER_OF(place, struct tl_fetch, transport_link);
+    if (list == &link->to_fail) {
+        struct tl_fetch *fetch = TL_CONTAINER_OF(tl_list_pop_front(list), struct tl_fetch, transport_link);
         fetch->ops->done(fetch, reason);
+        return;
     }
+    struct link_fetch *entry = TL_CONTAINER_OF(tl_list_pop_front(list), struct link_fetch, request_link);
+    struct tl_fetch *fetch = entry->fetch;
+    if (entry->is_asked) fetch->is_unsettled = true;
+    if (take_off(entry, reason)) fetch->ops->done(fetch, reason);
+}
+
+bool link_fetches_break(struct tl_link *link, const struct tl_error *reason)
+{
+    struct tl_quota *quota = tl_loop_quota(link->control->loop);
+    struct tl_list *const lists[] = {&link->to_fail, &link->asked, &link->to_request};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++) {
+        while (!tl_list_is_empty(lists[i])) {
+            if (tl_quota_left(quota) == 0) return false;
+            tl_quota_use(quota, 1);
+            break_first(link, lists[i], reason);
+        }
+    }
+    return true;
 }
 
 void link_fetch_fail(struct link_fetch *entry, const struct tl_error *error)

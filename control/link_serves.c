@@ -304,11 +304,16 @@ void link_serve_received(struct tl_link *link, uint64_t number)
     control->options.handlers->source.received(control->options.worker, &id);
 }
 
-void link_serves_break(struct tl_link *link)
+bool link_serves_break(struct tl_link *link)
 {
+    struct tl_quota *quota = tl_loop_quota(link->control->loop);
     struct tl_hash_link *first;
-    while ((first = tl_hash_table_first(&link->answers.serves)) != NULL)
+    while ((first = tl_hash_table_first_from(&link->answers.serves, &link->answers.broken_chain)) != NULL) {
+        if (tl_quota_left(quota) == 0) return false;
+        tl_quota_use(quota, 1);
         link_serve_end(TL_CONTAINER_OF(first, struct link_serve, hash), TL_SERVE_BROKEN);
+    }
+    return true;
 }
 
 void link_serve_ask_again(struct link_serve *entry)

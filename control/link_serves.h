@@ -70,7 +70,8 @@ uint32_t link_serve_hash(const struct tl_link *link, uint64_t number);
 void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *request, const struct link_key *key);
 void link_serve_cancel(struct tl_link *link, uint64_t number);
 void link_serve_received(struct tl_link *link, uint64_t number);
-void link_serves_break(struct tl_link *link);
+/* The link has ended: ends its serves, as many as the loop's quota allows. Returns whether none is left. */
+bool link_serves_break(struct tl_link *link);
 /* Every change of state goes through here, so that what the link and the worker count is always right. */
 void link_serve_set_state(struct link_serve *entry, enum serve_state state);
 /* Its value may be sent as soon as so little is in flight. */

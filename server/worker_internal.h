@@ -25,6 +25,7 @@
 #include "server/put_sources.h"
 #include "server/transports/transports.h"
 #include "server/rendezvous/rendezvous.h"
+#include "server/operation_ending.h"
 #include "server/transfers/serving.h"
 
 #define HASH_NONFATAL_OOM 1
@@ -123,6 +124,8 @@ struct worker_closing {
     void (*transports_drained)(void *context);
     void *transports_drained_context;
     bool is_closing;
+    struct tl_error reason; /* with which operations end */
+    struct tl_ops_ending ending;
     struct tl_wait *stopped_wait; /* the closing thread waits here */
     int64_t stop_deadline_ns;
     bool is_stopped;
@@ -310,19 +313,21 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
 
 /* -------------------------------------------------------------------------------------------------- operations -- */
 
-/* Ends every open operation that receives from a peer. */
-void tl_ops_fail_receives(struct tl_worker *worker, const struct tl_error *status);
+/* Ends the open operations that receive from this peer (NULL: from any), as many as the loop's quota allows. *chain is
+ * 0 at first, and then as the call before has left it. Returns false when others are left: call again. */
+bool tl_ops_fail_receives(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status,
+                          size_t *chain);
 /* Ends the open receives of a step, those that are being delivered or those that are not, as many as the loop's quota
  * allows. Returns false when others are left: call again. */
 bool tl_ops_fail_step(struct tl_worker *worker, uint64_t step, bool is_delivering, const struct tl_error *status);
-/* Ends every open operation that receives from this peer. */
-void tl_ops_fail_receives_from(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
-/* Ends the subscriptions from this peer (NULL: all). */
-void tl_subscriptions_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
+/* Ends the subscriptions from this peer (NULL: all), as many as the loop's quota allows. Returns false when others are
+ * left: call again. */
+bool tl_subscriptions_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
 /* A data connection has changed: the fetches of puts that wait for it go on, or fail (put_fetch.c). */
 void tl_put_fetches_go_on(struct tl_worker *worker);
-/* Ends the operations at this peer, such as tl_put (NULL: at all). */
-void tl_peer_ops_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
+/* Ends the operations at this peer, such as tl_put (NULL: at all), as many as the loop's quota allows. Returns false
+ * when others are left: call again. */
+bool tl_peer_ops_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
 /* Ends the members of groups that belong to the step and have not begun; looks at as many as the loop's quota allows.
  * Adds to *send_count how many of them are sends. Returns false when others are left: call again, before the same is
  * done for another step. */

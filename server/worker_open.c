@@ -432,19 +432,24 @@ static void stop_control(void *context)
     tl_control_stop(worker->control, worker->closing.stop_deadline_ns, control_stopped, worker);
 }
 
-static void begin_stop(struct tl_worker *worker, int64_t deadline_ns)
+/* No operation of the program asks for anything any more. */
+static void operations_ended(struct tl_ops_ending *ending)
 {
-    struct tl_error closed;
-    tl_error_set(&closed, TL_CANCELLED, "the worker was closed");
-    worker->closing.is_closing = true;
-    worker->closing.stop_deadline_ns = deadline_ns;
-    tl_peers_stop(worker);
-    tl_ops_fail_receives(worker, &closed);
-    tl_subscriptions_end(worker, NULL, &closed);
-    tl_peer_ops_end(worker, NULL, &closed);
+    struct tl_worker *worker = ending->worker;
     tl_serving_close(&worker->serving);
     tl_control_set_health(worker->control, "", TL_HEALTH_NOT_SERVING);
-    tl_transports_drain(worker, deadline_ns, stop_control, worker);
+    tl_transports_drain(worker, worker->closing.stop_deadline_ns, stop_control, worker);
+}
+
+static void begin_stop(struct tl_worker *worker, int64_t deadline_ns)
+{
+    struct worker_closing *closing = &worker->closing;
+    tl_error_set(&closing->reason, TL_CANCELLED, "the worker was closed");
+    closing->is_closing = true;
+    closing->stop_deadline_ns = deadline_ns;
+    tl_peers_stop(worker);
+    closing->ending = (struct tl_ops_ending){.worker = worker, .status = &closing->reason, .over = operations_ended};
+    tl_ops_end(&closing->ending);
 }
 
 /* Without a driver: what was started before it could not be. */

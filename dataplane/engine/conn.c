@@ -8,9 +8,9 @@
  *
  * Failure modes: a handshake that is wrong or late, a message that breaks the protocol, a peer from which nothing comes
  * while something is expected of it, a queue pair that fails. Each of them disconnects the queue pair with a reason.
- * When the queue pair is drained nothing can touch the memory of a request any more, and all requests end; a connection
- * ends in no other way. Data and statuses that had arrived before still count: the peer knows that they have arrived,
- * and would not send them again.
+ * When the queue pair is drained nothing can touch the memory of a request any more, and all requests end, some in each
+ * round; a connection ends in no other way. Data and statuses that had arrived before still count: the peer knows that
+ * they have arrived, and would not send them again.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -110,7 +110,7 @@ void conn_check_idle(struct tl_conn *conn)
         conn_post_when_slot(conn, &conn->ending.goodbye_post);
     }
     if (conn->state != CONN_CLOSING || !conn->ending.is_pair_drained || conn->ending.is_end_queued) return;
-    if (conn->ending.held_count > 0 || !is_idle(conn)) return;
+    if (conn->ending.is_breaking || conn->ending.held_count > 0 || !is_idle(conn)) return;
     conn->ending.is_end_queued = true;
     tl_reactor_defer(conn->engine->reactor, &conn->ending.closure);
 }
@@ -141,9 +141,13 @@ static void pair_drained(void *owner)
 {
     struct tl_conn *conn = owner;
     TL_CHECK(conn->state == CONN_CLOSING);
-    conn->ending.is_pair_drained = true;
-    requests_break(conn);
-    responses_break(conn);
+    conn->ending.is_pair_drained = conn->ending.is_breaking = true;
+    conn_pump_later(conn);
+}
+
+void conn_break_open(struct tl_conn *conn)
+{
+    conn->ending.is_breaking = !requests_break(conn) || !responses_break(conn);
     conn_pump_later(conn);
 }
 

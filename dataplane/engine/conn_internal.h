@@ -348,7 +348,10 @@ struct conn_peer_timeout {
 /* How the connection ends. */
 struct conn_ending {
     bool is_pair_drained; /* the queue pair is drained: no operation is posted any more */
-    bool is_end_queued;   /* closure is queued */
+    bool is_breaking;     /* the queue pair is drained, and requests or responses may be left that have to end */
+    uint32_t broken_handle_count; /* handles of requests that were looked at for that, from the first one on */
+    uint32_t broken_place_count;  /* lists of responses */
+    bool is_end_queued;           /* closure is queued */
     bool is_goodbye_sent;
     unsigned held_count; /* registrations and memory waits that will come back; the connection does not end before */
     struct tl_error reason;
@@ -399,6 +402,8 @@ static inline bool conn_is_open(const struct tl_conn *conn)
 
 /* The peer broke the protocol: counts that, and closes the connection. */
 void conn_protocol_error(struct tl_conn *conn, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
+/* Ends what is open on a connection whose queue pair is drained, as much as the quota allows. Another pump goes on. */
+void conn_break_open(struct tl_conn *conn);
 /* The peer or its card has shown that it lives. */
 static inline void conn_peer_seen(struct tl_conn *conn)
 {
@@ -645,8 +650,10 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
 void requests_complete_fetches(struct tl_conn *conn);
 /* Whether what this side receives is read. */
 bool requests_are_read(const struct tl_conn *conn);
-/* The queue pair is drained: ends the requests that are open. */
-void requests_break(struct tl_conn *conn);
+/* The queue pair is drained: ends the requests that are open, as many as the quota allows. Returns whether none is
+ * left.
+ */
+bool requests_break(struct tl_conn *conn);
 bool requests_are_over(const struct tl_conn *conn);
 /* Frees the requests whose fetches are completed; what waited was posted before. */
 void requests_free_completed(struct tl_conn *conn);
@@ -660,8 +667,9 @@ void responses_released(struct tl_conn *conn, uint32_t handle);
 /* Posts a message without content about a request, such as CANCELLED, as soon as there is a slot. It may stay unsent
  * when the connection ends. */
 void conn_send_notice(struct tl_conn *conn, enum tl_message_type type, uint32_t handle);
-/* The queue pair is drained: ends the responses that are open. */
-void responses_break(struct tl_conn *conn);
+/* The queue pair is drained: ends the responses that are open, as many as the quota allows. Returns whether none is
+ * left. */
+bool responses_break(struct tl_conn *conn);
 bool responses_are_over(const struct tl_conn *conn);
 
 #endif

@@ -245,6 +245,7 @@ static void pump(struct tl_closure *closure)
     /* What was queued so far is posted, or waits for something. What is queued from here on needs another pump. */
     posts->is_pump_queued = false;
     if (is_pump_over(posts) || has_more) conn_pump_later(conn);
+    if (conn->ending.is_breaking) conn_break_open(conn);
     maybe_complete(conn);
     requests_free_completed(conn);
     conn_check_idle(conn);

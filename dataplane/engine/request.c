@@ -668,24 +668,35 @@ void requests_complete_fetches(struct tl_conn *conn)
         conn_pump_later(conn);
 }
 
-void requests_break(struct tl_conn *conn)
+void request_break(struct request *request)
 {
+    const struct tl_conn *conn = request->conn;
     struct tl_error error = conn->ending.reason;
     error.code = TL_UNAVAILABLE;
     if (conn->ending.reason.code == TL_OK) {
         tl_error_set(&error, TL_UNAVAILABLE, "%s has closed the data connection", conn->peer.name);
     }
+    if (request->state == REQUEST_CANCELLING) request_set_given_up(request);
+    if (request->state != REQUEST_REVOKING) request_set_result(request, &error);
+    if (request->state != REQUEST_REVOKING && request->is_asked) request->fetch->is_unsettled = true;
+    request_exposure_over(request);
+    if (!request_stop_waiting(request)) return; /* it ends when that comes back */
+    if (!request->is_registering) request_handle(request, REQUEST_EVENT_BROKEN);
+}
+
+bool requests_break(struct tl_conn *conn)
+{
+    struct tl_quota *quota = &conn->engine->provider->quota;
+    uint32_t *place = &conn->ending.broken_handle_count;
     tl_list_splice_back(&conn->requests.unrequested, &conn->requests.waiting);
-    for (uint32_t i = 0; i < conn->requests.handle_count; i++) {
-        struct request *request = conn->requests.handles[i].request;
+    for (; *place < conn->requests.handle_count; (*place)++) {
+        struct request *request = conn->requests.handles[*place].request;
         if (request == NULL || request->state >= REQUEST_COPYING) continue;
-        if (request->state == REQUEST_CANCELLING) request_set_given_up(request);
-        if (request->state != REQUEST_REVOKING) request_set_result(request, &error);
-        if (request->state != REQUEST_REVOKING && request->is_asked) request->fetch->is_unsettled = true;
-        request_exposure_over(request);
-        if (!request_stop_waiting(request)) continue; /* it ends when that comes back */
-        if (!request->is_registering) request_handle(request, REQUEST_EVENT_BROKEN);
+        if (tl_quota_left(quota) == 0) return false;
+        tl_quota_use(quota, 1);
+        request_break(request);
     }
+    return true;
 }
 
 bool requests_are_over(const struct tl_conn *conn)

@@ -301,6 +301,9 @@ void request_release_import(struct request *request);
  * left. What arrives in the destination itself is hashed later, when the peer cannot write it any more. */
 void request_advance_early(struct request *request);
 
+/* The queue pair is drained: ends the request, at once or when what it has waited for comes back. */
+void request_break(struct request *request);
+
 /* Frees the request, whose memory is released, for the next one. */
 void request_free(struct request *request);
 

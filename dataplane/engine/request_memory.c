@@ -154,7 +154,7 @@ static void registered(struct tl_closure *closure)
     request->is_registering = false;
     if (registration->error.code == TL_OK) request->placement->pin = registration->pin;
     if (conn->ending.is_pair_drained) {
-        request_handle(request, REQUEST_EVENT_BROKEN);
+        request_break(request);
     } else if (registration->error.code == TL_OK || request->is_cancelled) {
         request_handle(request, REQUEST_EVENT_READY);
     } else {
@@ -255,7 +255,7 @@ static void memory_came(struct tl_closure *closure)
     request->placement->memory_wait = NULL;
     request_end_limit(request);
     if (request->conn->ending.is_pair_drained) {
-        request_handle(request, REQUEST_EVENT_BROKEN);
+        request_break(request);
     } else if (request->is_cancelled) {
         request_handle(request, REQUEST_EVENT_READY);
     } else if (memory_wait->memory_wait.wait.error.code != TL_OK) {

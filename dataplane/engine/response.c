@@ -384,6 +384,7 @@ static void end_broken(struct response *response)
 {
     struct response_sending *sending = response->sending;
     enum tl_serve_end end = broken_end(response);
+    response->is_broken = true;
     if (sending != NULL) {
         conn_cancel_memory_wait(&sending->memory_wait);
         if (sending->is_registering || sending->memory_wait != NULL) return; /* it ends when that comes back */
@@ -391,14 +392,25 @@ static void end_broken(struct response *response)
     response_close(response, end);
 }
 
-void responses_break(struct tl_conn *conn)
+/* Ends the responses of a list, as many as the quota allows. Returns whether none is left. */
+static bool break_list(struct response *response, struct tl_quota *quota)
 {
-    for (uint32_t i = 0; i < conn->responses.place_count; i++) {
-        struct response *next;
-        for (struct response *response = conn->responses.by_handle[i]; response != NULL; response = next) {
-            next = response->next;
-            end_broken(response);
-        }
+    struct response *next;
+    for (; response != NULL; response = next) {
+        next = response->next;
+        if (response->is_broken) continue;
+        if (tl_quota_left(quota) == 0) return false;
+        tl_quota_use(quota, 1);
+        end_broken(response);
+    }
+    return true;
+}
+
+bool responses_break(struct tl_conn *conn)
+{
+    uint32_t *place = &conn->ending.broken_place_count;
+    for (; *place < conn->responses.place_count; (*place)++) {
+        if (!break_list(conn->responses.by_handle[*place], &conn->engine->provider->quota)) return false;
     }
     TL_LIST_FOREACH_SAFE(&conn->posts.slot_queues[0], place) /* notices are no values */
     {
@@ -407,6 +419,7 @@ void responses_break(struct tl_conn *conn)
         tl_list_remove(place);
         free_notice(TL_CONTAINER_OF(pending, struct notice, pending));
     }
+    return true;
 }
 
 bool responses_are_over(const struct tl_conn *conn)

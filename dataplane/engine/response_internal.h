@@ -165,6 +165,7 @@ struct response {
     bool is_receiver_copying; /* the peer copies the bytes on as they arrive */
     bool is_remote;           /* no processor of the peer reaches its destination: the value must not go inline */
     bool is_fixed;            /* the peer takes a value of the expected meta-data only */
+    bool is_broken;           /* it ends with its connection, perhaps when memory comes back */
     uint64_t expected_step;
     struct tl_kept_meta_data *expected; /* from the REQUEST, with a reference; NULL: it had none */
     struct response_sending *sending;   /* NULL: WAITING, and the REQUEST has not said where to write */

@@ -35,11 +35,6 @@
 #define POLLS_PER_CLOCK 64
 /* A read that takes longer is assumed to wait for its memory, and the reactor sleeps. */
 #define LONGEST_READ_NS (TL_NS_PER_SEC / 5)
-/* The most slots that one poll takes from one pair. */
-#define SLOTS_PER_POLL 64
-/* The most slots with messages among them: what the up to 64 messages of each have touched is in the processor's caches
- * still when they are answered. */
-#define MESSAGES_PER_POLL 4
 /* Each pair has five descriptors: two control sockets, two eventfds, and the process. */
 #define MAX_QUEUE_PAIRS 4096
 #define OTHER_NUMBER UINT64_MAX
@@ -162,13 +157,13 @@ static unsigned poll_pair(struct local_pair *pair)
     if (pair->state < LOCAL_ENDING && local_pair_is_reading(pair)) events += local_pair_ask_helpers(pair);
     if (pair->state == LOCAL_CONNECTED) {
         tl_quota_renew(&pair->provider->base.quota);
-        events += local_take_slots(pair, SLOTS_PER_POLL, MESSAGES_PER_POLL);
+        events += local_take_slots(pair, LOCAL_SLOTS_PER_POLL, LOCAL_MESSAGES_PER_POLL);
         if (pair->queue.executed != pair->queue.posted || pair->rings.has_posted) events += local_execute_posts(pair);
         if (pair->queue.completed != pair->queue.posted) events += local_complete(pair);
     }
     if (pair->state == LOCAL_ENDING) {
         local_pair_end(pair);
-        events++;
+        events++; /* it may go on in the next poll */
     } else if (pair->state == LOCAL_DRAINING) {
         events += local_pair_drain(pair);
     }

@@ -478,7 +478,7 @@ enum local_state {
     LOCAL_CALLING,   /* has sent a HELLO; waits for the peer's HELLO, and then for the attempt to read the peer's memory
                       */
     LOCAL_CONNECTED, /* carries messages */
-    LOCAL_ENDING,    /* waits for poll to report it as broken */
+    LOCAL_ENDING,    /* waits for polls to take what the peer had posted, and to report it as broken */
     LOCAL_DRAINING,  /* waits until no call of a helper thread writes to memory of ours any more */
     LOCAL_ENDED,
 };
@@ -565,10 +565,11 @@ void local_close_fd(int *fd);
 bool local_pair_is_reading(const struct local_pair *pair);
 /* Checks whether its helper threads have finished their readings. Returns how many have. */
 unsigned local_pair_ask_helpers(struct local_pair *pair);
-/* Reports that the pair has ended, and drains it. */
+/* Takes what the peer had posted, as much as a poll takes. When nothing is left, reports that the pair has ended, and
+ * drains it. */
 void local_pair_end(struct local_pair *pair);
-/* Reports that the pair is drained as soon as no call writes to memory of ours any more; then its owner may destroy it.
- * Returns 1 when it has reported that, otherwise 0. */
+/* Cancels what was posted, as much as the quota allows. Reports that the pair is drained as soon as nothing is left and
+ * no call writes to memory of ours any more; then its owner may destroy it. Returns how many events there were. */
 unsigned local_pair_drain(struct local_pair *pair);
 
 /* ------------------------------------------------------------------------------------------------ local_send.c -- */
@@ -581,10 +582,10 @@ void local_write(struct tl_queue_pair *pair, const struct tl_region *region, con
 void local_ring_doorbell(struct tl_queue_pair *pair);
 /* Carries out what was posted, within the limit of one poll. Returns how many events there were. */
 unsigned local_execute_posts(struct local_pair *pair);
-/* Calls `done` of the works that are completed. Returns how many there were. */
+/* Calls `done` of the works that are completed, as far as the quota allows. Returns how many there were. */
 unsigned local_complete(struct local_pair *pair);
-/* Calls `done` of all other works with TL_CANCELLED. */
-void local_cancel_works(struct local_pair *pair);
+/* Calls `done` of other works with TL_CANCELLED, as far as the quota allows. Returns whether none is left. */
+bool local_cancel_works(struct local_pair *pair);
 /* Two helper threads read memory of at least this size. */
 #define LOCAL_MIN_SPLIT_BYTES (UINT64_C(1) << 20)
 /* Notes that a helper thread, ours or the peer's, begins to read this number of bytes. */
@@ -617,6 +618,11 @@ void local_leave_regions(struct local_pair *pair);
 
 /* --------------------------------------------------------------------------------------------- local_receive.c -- */
 
+/* The most slots that one poll takes from one pair. */
+#define LOCAL_SLOTS_PER_POLL 64
+/* The most slots with messages among them: what the up to 64 messages of each have touched is in the processor's caches
+ * still when they are answered. */
+#define LOCAL_MESSAGES_PER_POLL 4
 /* Takes at most `most` slots that the peer has posted, and so many messages among them. Returns how many events there
  * were. */
 unsigned local_take_slots(struct local_pair *pair, unsigned most, unsigned most_messages);

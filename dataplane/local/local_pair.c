@@ -304,18 +304,24 @@ static void release(struct local_pair *pair)
     pair->exposures.count = 0;
 }
 
+/* What the peer had posted before it could see that the ring is closed has arrived, and is taken, as much as a poll
+ * takes. Returns whether something may be left. */
+static bool has_taken_some(struct local_pair *pair)
+{
+    uint32_t first = pair->rings.in.next;
+    if (!pair->has_connected) return false;
+    tl_quota_renew(&pair->provider->base.quota);
+    atomic_fetch_or_explicit(&pair->rings.in.head->state, LOCAL_STATE_CLOSED, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (!pair->is_distrusted) (void)local_take_slots(pair, LOCAL_SLOTS_PER_POLL, LOCAL_MESSAGES_PER_POLL);
+    return local_complete(pair) > 0 || pair->rings.in.next != first;
+}
+
 void local_pair_end(struct local_pair *pair)
 {
-    if (pair->has_connected) {
-        atomic_fetch_or_explicit(&pair->rings.in.head->state, LOCAL_STATE_CLOSED, memory_order_seq_cst);
-        atomic_thread_fence(memory_order_seq_cst);
-        /* What the peer had posted before it could see that the ring is closed has arrived, and is taken. */
-        if (!pair->is_distrusted) (void)local_take_slots(pair, pair->rings.in.slot_count, pair->rings.in.slot_count);
-        (void)local_complete(pair);
-    }
+    if (has_taken_some(pair)) return; /* others have their turn before the rest */
     pair->state = LOCAL_DRAINING;
     pair->events.broken(pair->owner, &pair->reason);
-    local_cancel_works(pair);
     /* A peer that sleeps notices the end now, and not only when the last read is over. */
     if (pair->sockets.in >= 0) local_forget_descriptor(pair->provider, pair->sockets.in);
     if (pair->sockets.out >= 0) local_forget_descriptor(pair->provider, pair->sockets.out);
@@ -324,6 +330,8 @@ void local_pair_end(struct local_pair *pair)
 
 unsigned local_pair_drain(struct local_pair *pair)
 {
+    tl_quota_renew(&pair->provider->base.quota);
+    if (!local_cancel_works(pair)) return 1;
     bool is_first_free = tl_memory_reader_try_to_take_back(pair->helpers[0]);
     if (!tl_memory_reader_try_to_take_back(pair->helpers[1]) || !is_first_free) return 0;
     pair->state = LOCAL_ENDED;

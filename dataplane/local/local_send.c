@@ -284,9 +284,8 @@ unsigned local_complete(struct local_pair *pair)
     struct tl_quota *quota = &pair->provider->base.quota;
     unsigned count = 0;
     while (queue->completed != queue->confirmed && !pair->is_distrusted) {
-        bool may_go_on = pair->state != LOCAL_CONNECTED || tl_quota_left(quota) >= TL_SLOT_MESSAGES;
         struct local_work *record = work_at(queue, queue->completed);
-        if (!may_go_on || !is_over(pair, record)) break;
+        if (tl_quota_left(quota) < TL_SLOT_MESSAGES || !is_over(pair, record)) break;
         struct tl_work *work = pop(queue, record);
         count++;
         tl_quota_use(quota, tl_work_done(work, TL_OK));
@@ -294,16 +293,19 @@ unsigned local_complete(struct local_pair *pair)
     return count;
 }
 
-void local_cancel_works(struct local_pair *pair)
+bool local_cancel_works(struct local_pair *pair)
 {
     struct local_queue *queue = &pair->queue;
+    struct tl_quota *quota = &pair->provider->base.quota;
     while (queue->completed != queue->posted) {
+        if (tl_quota_left(quota) < TL_SLOT_MESSAGES) return false;
         struct local_work *record = work_at(queue, queue->completed);
         struct tl_work *work = pop(queue, record);
         free(record->message);
         record->message = NULL;
-        (void)tl_work_done(work, TL_CANCELLED);
+        tl_quota_use(quota, tl_work_done(work, TL_CANCELLED));
     }
+    return true;
 }
 
 /* ----------------------------------------------------------------------------------------------------- posting -- */

@@ -47,14 +47,32 @@ void tl_peer_release(struct tl_peer *peer)
 
 /* ------------------------------------------------------------------------------------------------------ ending -- */
 
-/* Nothing can be asked of the peer any more. */
+/* All has ended that was asked of the peer. */
+static void all_ended(struct tl_ops_ending *ending)
+{
+    struct tl_added *added = TL_CONTAINER_OF(ending, struct tl_added, ending);
+    struct tl_peer *peer = added->peer;
+    added->is_ending = false;
+    TL_CHECK(tl_list_is_empty(&peer->requests));
+    if (added->is_removed) {
+        tl_peer_unlink(peer);
+        tl_peer_check_waits(peer->worker);
+        tl_peer_release(peer);
+    }
+    tl_peer_release(peer);
+}
+
+/* Nothing can be asked of the peer any more, and what was asked ends: some operations in each round of the loop. */
 static void lose(struct tl_peer *peer, const struct tl_error *reason)
 {
-    peer->added->gone = *reason;
-    tl_ops_fail_receives_from(peer->worker, peer, reason);
-    tl_subscriptions_end(peer->worker, peer, reason);
-    tl_peer_ops_end(peer->worker, peer, reason);
-    TL_CHECK(tl_list_is_empty(&peer->requests));
+    struct tl_added *added = peer->added;
+    added->gone = *reason;
+    if (added->is_ending) return;
+    added->is_ending = true;
+    tl_peer_retain(peer);
+    added->ending =
+        (struct tl_ops_ending){.worker = peer->worker, .peer = peer, .status = &added->gone, .over = all_ended};
+    tl_ops_end(&added->ending);
 }
 
 static void remove_peer(struct tl_peer *peer)
@@ -66,9 +84,6 @@ static void remove_peer(struct tl_peer *peer)
     tl_list_push_back(&worker->members.removed_peers, &peer->added->removed_place);
     peer->added->is_removed = true;
     lose(peer, &reason);
-    tl_peer_unlink(peer);
-    tl_peer_check_waits(worker);
-    tl_peer_release(peer);
 }
 
 bool tl_added_peer_knows(struct tl_peer *peer, const struct tl_identity *who, struct tl_error *ret_error)
@@ -172,6 +187,7 @@ static struct tl_peer *create(struct tl_worker *worker, const struct add_command
                                          .free_closure = {.run = free_peer}};
         tl_list_init(&peer->added->removed_place);
         tl_list_init(&peer->added->free_closure.link);
+        tl_list_init(&peer->added->ending.closure.link);
         if (tl_added_peers_insert(&worker->members.added, peer->added)) {
             peer->id = peer->added->id;
             return peer;

@@ -19,6 +19,7 @@
 
 #include "base/list.h"
 #include "base/mailbox.h"
+#include "server/operation_ending.h"
 
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
@@ -41,6 +42,8 @@ struct tl_added {
     struct tl_error gone;         /* why nothing can be asked of it any more; code TL_OK otherwise */
     struct tl_list removed_place; /* in worker->members.removed_peers */
     struct tl_closure free_closure;
+    struct tl_ops_ending ending; /* ends what was asked of the peer, while is_ending */
+    bool is_ending;
 };
 
 struct tl_added_peers {

@@ -293,6 +293,7 @@ void tl_peer_destroy(struct tl_peer *peer)
     tl_numbers_fini(&peer->given_up);
     /* When the worker closes, it may wait in the loop to free the peer. */
     if (peer->added != NULL) tl_list_remove(&peer->added->free_closure.link);
+    if (peer->added != NULL) tl_list_remove(&peer->added->ending.closure.link);
     free(peer->added);
     free(peer);
 }

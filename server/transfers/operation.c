@@ -199,56 +199,65 @@ static void deadline_over(struct tl_timer *timer)
     }
 }
 
-/* Which receives end, and with what status. */
+/* Which receives of a step end, and with what status. */
 struct failing {
-    const struct tl_peer *peer; /* those that receive from this peer; NULL: from any */
-    bool is_delivering;         /* those that are being delivered, or those that are not */
+    bool is_delivering; /* those that are being delivered, or those that are not */
     const struct tl_error *status;
     uint64_t *visits; /* counts the members of a step */
 };
 
-static void fail_receive(struct tl_op *op, const struct failing *failing)
-{
-    if (op->kind != TL_OP_RECV || op->state == OP_COMPLETE) return;
-    if (failing->peer != NULL && op->receive.request.peer != failing->peer) return;
-    if ((op->state == OP_DELIVERING) == failing->is_delivering) op_end(op, failing->status);
-}
-
-/* The call may be gone when this returns. */
-static void fail_call(struct op_call *call, const struct failing *failing)
-{
-    struct op_group *group = call->is_group ? op_group_of(call) : NULL;
-    size_t count;
-    struct tl_op *ops = op_call_ops(call, &count);
-    if (group != NULL) op_group_hold(group);
-    for (size_t i = 0; i < count; i++)
-        fail_receive(&ops[i], failing);
-    if (group != NULL) op_group_let_go(group);
-}
-
 static void fail_member(struct tl_op_step_member *member, void *context)
 {
     struct failing *failing = context;
+    struct tl_op *op = TL_CONTAINER_OF(member, struct tl_op, step_member);
     if (!failing->is_delivering) (*failing->visits)++;
-    fail_receive(TL_CONTAINER_OF(member, struct tl_op, step_member), failing);
+    if (op->state == OP_COMPLETE) return;
+    if ((op->state == OP_DELIVERING) == failing->is_delivering) op_end(op, failing->status);
 }
 
-/* Ends the receives that are being delivered, or that are not. */
-static void fail_receives(struct tl_worker *worker, struct failing failing)
+static bool is_receive_from(struct op_call *call, const struct tl_peer *peer)
 {
-    struct worker_operations *operations = &worker->operations;
-    struct tl_hash_link *next;
-    for (struct tl_hash_link *link = tl_hash_table_first(&operations->calls); link != NULL; link = next) {
-        next = tl_hash_table_after(&operations->calls, link);
-        fail_call(TL_CONTAINER_OF(link, struct op_call, hash), &failing);
+    size_t count;
+    const struct tl_op *ops = op_call_ops(call, &count); /* those of a group have one peer */
+    return count > 0 && ops->kind == TL_OP_RECV && (peer == NULL || ops->receive.request.peer == peer);
+}
+
+/* Ends the receives of a call, as many as the quota allows. Returns whether none is left. *ret_is_known: whether the
+ * call still is in the table of calls, for certain. */
+static bool fail_call(struct op_call *call, const struct tl_error *status, bool *ret_is_known)
+{
+    if (!call->is_group) {
+        *ret_is_known = !op_end(&single_of(call)->op, status);
+        return true;
     }
+    struct op_group *group = op_group_of(call);
+    op_group_hold(group);
+    bool is_over = op_group_end_some(group, status);
+    *ret_is_known = call->is_registered;
+    op_group_let_go(group);
+    return is_over;
 }
 
-void tl_ops_fail_receives(struct tl_worker *worker, const struct tl_error *status)
+bool tl_ops_fail_receives(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status,
+                          size_t *chain)
 {
-    /* The value of a delivery that ends is offered to the next receive, which must not end while it is looked at. */
-    fail_receives(worker, (struct failing){.is_delivering = false, .status = status});
-    fail_receives(worker, (struct failing){.is_delivering = true, .status = status});
+    struct tl_quota *quota = tl_loop_quota(worker->loop);
+    const struct tl_hash_table *calls = &worker->operations.calls;
+    struct tl_hash_link *link = tl_hash_table_first_from(calls, chain);
+    while (link != NULL) {
+        struct op_call *call = TL_CONTAINER_OF(link, struct op_call, hash);
+        bool is_known = true;
+        if (tl_quota_left(quota) == 0) return false; /* the next time begins with this chain again */
+        tl_quota_use(quota, 1);
+        if (is_receive_from(call, peer) && !fail_call(call, status, &is_known)) return false;
+        if (is_known && link->next != NULL) {
+            link = link->next;
+            continue;
+        }
+        if (is_known) (*chain)++;
+        link = tl_hash_table_first_from(calls, chain);
+    }
+    return true;
 }
 
 bool tl_ops_fail_step(struct tl_worker *worker, uint64_t step, bool is_delivering, const struct tl_error *status)
@@ -256,12 +265,6 @@ bool tl_ops_fail_step(struct tl_worker *worker, uint64_t step, bool is_deliverin
     struct worker_operations *operations = &worker->operations;
     struct failing failing = {.is_delivering = is_delivering, .status = status, .visits = &operations->step_visits};
     return tl_op_steps_walk(&operations->steps, step, tl_loop_quota(worker->loop), fail_member, &failing);
-}
-
-void tl_ops_fail_receives_from(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status)
-{
-    fail_receives(worker, (struct failing){.peer = peer, .is_delivering = false, .status = status});
-    fail_receives(worker, (struct failing){.peer = peer, .is_delivering = true, .status = status});
 }
 
 /* -------------------------------------------------------------------------------------------------- submitting -- */

@@ -338,16 +338,28 @@ static size_t end_members(struct op_group *group, size_t count)
     return done;
 }
 
-static void run_round(struct tl_closure *closure)
+/* Starts and ends members, as many as the quota allows. Returns whether none is left. */
+static bool run_members(struct op_group *group)
 {
-    struct op_group *group = TL_CONTAINER_OF(closure, struct op_group, round_closure);
-    group->is_posted = false;
     struct tl_quota *quota = tl_loop_quota(group->call.worker->loop);
     tl_quota_use(quota, (uint32_t)start_members(group, tl_quota_left(quota)));
     if (group->ending != GROUP_GOES_ON) tl_quota_use(quota, (uint32_t)end_members(group, tl_quota_left(quota)));
     bool is_ending = group->ending != GROUP_GOES_ON && group->ended_count < group->started_count;
-    if (group->started_count < group->count || is_ending) post(group);
+    return group->started_count == group->count && !is_ending;
+}
+
+static void run_round(struct tl_closure *closure)
+{
+    struct op_group *group = TL_CONTAINER_OF(closure, struct op_group, round_closure);
+    group->is_posted = false;
+    if (!run_members(group)) post(group);
     end_use(group);
+}
+
+bool op_group_end_some(struct op_group *group, const struct tl_error *error)
+{
+    begin_ending(group, GROUP_IS_ENDED, error);
+    return run_members(group);
 }
 
 /* The loop takes the group. */

@@ -298,5 +298,7 @@ void op_group_hold(struct op_group *group);
 void op_group_let_go(struct op_group *group);
 /* Ends all members, some in each round. Returns false when none is open. */
 bool op_group_end(struct op_group *group, const struct tl_error *error);
+/* The same; ends as many now as the quota allows. Returns whether none is left. The caller holds the group. */
+bool op_group_end_some(struct op_group *group, const struct tl_error *error);
 
 #endif

@@ -420,13 +420,17 @@ bool tl_peer_op_cancel(struct tl_worker *worker, tl_op_id id)
     return end(op, &error);
 }
 
-void tl_peer_ops_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status)
+bool tl_peer_ops_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status)
 {
+    struct tl_quota *quota = tl_loop_quota(worker->loop);
     struct tl_peer_op *op, *next;
     HASH_ITER(hh, worker->operations.peer_ops, op, next)
     {
-        if (peer == NULL || op->peer == peer) end(op, status);
+        if (peer != NULL && op->peer != peer) continue;
+        if (tl_quota_left(quota) == 0) return false;
+        tl_quota_use(quota, end(op, status));
     }
+    return true;
 }
 
 /* ------------------------------------------------------------------------------------------------------ starting -- */

@@ -16,7 +16,7 @@
  * wait, so that its size is bounded (tests/integration/waiting_size_test.c). */
 struct served {
     struct tl_serving *serving;
-    struct tl_list link;       /* in serving->serves, while there is a serve */
+    struct tl_list link;       /* in serving->serves, or unrefused, while there is a serve */
     struct tl_serve *serve;    /* NULL: the request is over, and the table's answer is on its way */
     enum tl_serve_end end : 8; /* how the request ended, when serve is NULL */
     bool is_answered;
@@ -345,19 +345,34 @@ static void given_up(void *context, const struct tl_request_id *id)
 const struct tl_source_ops tl_serving_ops = {
     .request = request, .prefetch = prefetch, .closed = closed, .received = received, .given_up = given_up};
 
+/* Refuses requests that wait; the rest when others had their turn. */
+static void refuse_some(struct tl_closure *closure)
+{
+    struct tl_serving *serving = TL_CONTAINER_OF(closure, struct tl_serving, round_closure);
+    for (unsigned count = 0; !tl_list_is_empty(&serving->unrefused); count++) {
+        if (count == TL_QUOTA) {
+            tl_executor_post(serving->executor, &serving->round_closure);
+            return;
+        }
+        struct tl_list *place = tl_list_pop_front(&serving->unrefused);
+        tl_list_push_back(&serving->serves, place);
+        stop_waiting(TL_CONTAINER_OF(place, struct served, link));
+    }
+}
+
 void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const struct tl_executor *executor)
 {
     *serving = (struct tl_serving){.worker = worker, .executor = executor};
     tl_list_init(&serving->serves);
+    tl_list_init(&serving->unrefused);
+    serving->round_closure.run = refuse_some;
 }
 
 void tl_serving_close(struct tl_serving *serving)
 {
     serving->is_closing = true;
-    TL_LIST_FOREACH_SAFE(&serving->serves, place)
-    {
-        stop_waiting(TL_CONTAINER_OF(place, struct served, link));
-    }
+    tl_list_splice_back(&serving->unrefused, &serving->serves);
+    refuse_some(&serving->round_closure);
 }
 
 void tl_serving_fini(struct tl_serving *serving)

@@ -23,11 +23,13 @@ struct tl_worker;
 struct tl_serving {
     struct tl_worker *worker;
     const struct tl_executor *executor;
-    struct tl_list serves;   /* struct served (serving.c) */
-    struct tl_spares spares; /* struct served, to be used again */
-    bool wants_copies;       /* a copy in registered memory is served in place of the tensor, where there is one
-                             (server/transports/transport.h) */
+    struct tl_list serves;    /* struct served (serving.c) */
+    struct tl_list unrefused; /* the same: those that the close has not come to yet */
+    struct tl_spares spares;  /* struct served, to be used again */
+    bool wants_copies;        /* a copy in registered memory is served in place of the tensor, where there is one
+                              (server/transports/transport.h) */
     bool is_closing;
+    struct tl_closure round_closure; /* goes on with the close */
 };
 
 void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const struct tl_executor *executor);
@@ -35,7 +37,8 @@ void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const
 /* The functions of a transport's source, with the serving as its context. */
 extern const struct tl_source_ops tl_serving_ops;
 
-/* Fails the requests that still wait for a tensor, and all that come later. */
+/* Fails the requests that still wait for a tensor, some in each round of its executor, and all that come later. Called
+ * once. */
 void tl_serving_close(struct tl_serving *serving);
 
 /* Nothing is served any more. A zeroed serving is accepted. */

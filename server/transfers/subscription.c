@@ -157,6 +157,23 @@ static void end_slot(struct slot *slot)
     slot->state = SLOT_FREE;
 }
 
+/* Ends slots, as many as the quota allows, and the rest when others had their turn. */
+static void end_slots(struct tl_closure *closure)
+{
+    struct tl_subscription *subscription = TL_CONTAINER_OF(closure, struct tl_subscription, round_closure);
+    struct tl_loop *loop = subscription->worker->loop;
+    struct tl_quota *quota = tl_loop_quota(loop);
+    for (; subscription->ended_count < subscription->slot_count; subscription->ended_count++) {
+        if (tl_quota_left(quota) == 0) {
+            tl_loop_defer(loop, &subscription->round_closure);
+            return;
+        }
+        tl_quota_use(quota, 1);
+        end_slot(&subscription->slots[subscription->ended_count]);
+    }
+    subscription_let_go(subscription);
+}
+
 void subscription_end(struct tl_subscription *subscription, const struct tl_error *error)
 {
     if (subscription->is_ending) return;
@@ -164,9 +181,8 @@ void subscription_end(struct tl_subscription *subscription, const struct tl_erro
     subscription->error = tl_error_keep(error);
     tl_timers_disarm(tl_loop_timers(subscription->worker->loop), &subscription->retry_timer);
     subscription_hold(subscription);
-    for (size_t i = 0; i < subscription->slot_count; i++)
-        end_slot(&subscription->slots[i]);
-    subscription_let_go(subscription);
+    subscription->round_closure.run = end_slots;
+    end_slots(&subscription->round_closure);
 }
 
 bool tl_subscription_cancel(struct tl_worker *worker, tl_op_id id)
@@ -180,13 +196,16 @@ bool tl_subscription_cancel(struct tl_worker *worker, tl_op_id id)
     return true;
 }
 
-void tl_subscriptions_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status)
+bool tl_subscriptions_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status)
 {
     struct tl_subscription *subscription, *next;
     HASH_ITER(hh, worker->operations.subscriptions, subscription, next)
     {
-        if (peer == NULL || subscription->peer == peer) subscription_end(subscription, status);
+        if (subscription->is_ending || (peer != NULL && subscription->peer != peer)) continue;
+        if (tl_quota_left(tl_loop_quota(worker->loop)) == 0) return false;
+        subscription_end(subscription, status);
     }
+    return true;
 }
 
 /* ------------------------------------------------------------------------------------------------------ starting -- */
@@ -202,7 +221,7 @@ static bool add_to_worker(struct tl_subscription *subscription)
 
 static void start(struct tl_closure *closure)
 {
-    struct tl_subscription *subscription = TL_CONTAINER_OF(closure, struct tl_subscription, start_closure);
+    struct tl_subscription *subscription = TL_CONTAINER_OF(closure, struct tl_subscription, round_closure);
     struct tl_error closing;
     subscription_hold(subscription);
     subscription->is_registered = add_to_worker(subscription);
@@ -271,7 +290,7 @@ static enum tl_status create(struct tl_worker *worker, struct tl_peer *peer, con
     subscription->peer = peer;
     tl_peer_retain(peer);
     subscription->last.take = take_last;
-    subscription->start_closure.run = start;
+    subscription->round_closure.run = start;
     subscription->retry_timer.fire = retry;
     subscription->has_destinations = options->destinations != NULL;
     subscription->wants_checksum = worker->settings.checksum || options->wants_checksum;
@@ -308,7 +327,7 @@ enum tl_status tl_subscribe(struct tl_worker *worker, tl_peer_id peer, const cha
     tl_op_id id = __atomic_add_fetch(&worker->operations.next_op, 1, __ATOMIC_RELAXED);
     subscription->id = id;
     __atomic_fetch_add(&worker->operations.open_ops, 1, __ATOMIC_RELAXED);
-    tl_progress_post(&worker->progress, &subscription->start_closure);
+    tl_progress_post(&worker->progress, &subscription->round_closure);
     if (ret_op != NULL) *ret_op = id;
     return TL_OK;
 }

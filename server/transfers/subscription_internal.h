@@ -70,10 +70,11 @@ struct tl_subscription {
     bool is_ending;
     bool has_destinations;
     bool wants_checksum;
-    unsigned retry_count; /* since a value came last: each retry waits longer */
-    unsigned hold_count;  /* calls that still use the subscription */
-    size_t held_count;    /* slots that are HELD */
-    struct tl_closure start_closure;
+    unsigned retry_count;            /* since a value came last: each retry waits longer */
+    unsigned hold_count;             /* calls that still use the subscription */
+    size_t held_count;               /* slots that are HELD */
+    struct tl_closure round_closure; /* takes it to the loop, and then goes on with its end */
+    size_t ended_count;              /* slots that were ended, while it is_ending */
     struct tl_timer retry_timer;
     int64_t submitted_ns;
     uint64_t from_step;

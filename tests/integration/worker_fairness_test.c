@@ -39,15 +39,20 @@ static void check(void)
 }
 
 /* Each of these calls has a deadline of its own. */
-static void receive_singly(const struct items *made, int64_t timeout_ns)
+static void receive_from(tl_peer_id peer, const struct items *made, int64_t timeout_ns)
 {
     const struct tl_recv_options options = {.size_bytes = sizeof(options)};
     for (size_t i = 0; i < made->count; i++) {
         tl_op_id id;
-        enum tl_status status = tl_recv(cluster.workers[1], cluster_peer(cluster.workers[1], 0), made->items[i].key, 1,
-                                        &options, timeout_ns, cq, (void *)i, &id, &error);
+        enum tl_status status =
+            tl_recv(cluster.workers[1], peer, made->items[i].key, 1, &options, timeout_ns, cq, (void *)i, &id, &error);
         ck_assert_msg(status == TL_OK, "%s", error.message);
     }
+}
+
+static void receive_singly(const struct items *made, int64_t timeout_ns)
+{
+    receive_from(cluster_peer(cluster.workers[1], 0), made, timeout_ns);
 }
 
 static void expect_singles(size_t count, enum tl_status wanted)
@@ -186,6 +191,38 @@ START_TEST(cancelled)
 }
 END_TEST
 
+/* Half of what waits is a group. The owner closes, or the asker; or the owner was added, and is removed. */
+START_TEST(peer_goes)
+{
+    struct items made = make_items(MANY / 2);
+    struct tl_recv_many_options options = group_options();
+    char address[64];
+    tl_peer_id peer = cluster_peer(cluster.workers[1], 0);
+    snprintf(address, sizeof(address), "localhost:%u", cluster.ports[0]);
+    if (_i == 2) ck_assert_int_eq(tl_worker_add_peer(cluster.workers[1], address, NULL, 0, &peer, &error), TL_OK);
+    receive_from(peer, &made, CLUSTER_LONG);
+    ck_assert_int_eq(
+        tl_recv_many(cluster.workers[1], peer, made.items, made.count, &options, CLUSTER_LONG, cq, NULL, NULL, &error),
+        TL_OK);
+    wait_for_waiting(0, MANY);
+    if (_i == 2) ck_assert_int_eq(tl_worker_remove_peer(cluster.workers[1], peer, &error), TL_OK);
+    if (_i < 2) cluster_close(&cluster, _i == 0 ? 0 : 1);
+    if (_i == 0) {
+        CLUSTER_UNTIL(cluster_peer_info(cluster.workers[1], 0).state != TL_PEER_UP);
+        check_worker(1);
+        cluster_close(&cluster, 1);
+    }
+    for (size_t i = 0; i < MANY + 1; i++) {
+        struct tl_completion completion = cluster_next(cq);
+        ck_assert_msg(completion.status.code == TL_CANCELLED, "%s", completion.status.message);
+    }
+    if (_i != 0) wait_for_waiting(0, 0);
+    if (_i != 0) check_worker(0);
+    if (_i == 2) check_worker(1);
+    free_items(&made);
+}
+END_TEST
+
 static void add(TCase *tcase)
 {
     tcase_add_test(tcase, published);
@@ -194,6 +231,7 @@ static void add(TCase *tcase)
     tcase_add_loop_test(tcase, step_ends, 0, 4);
     tcase_add_test(tcase, step_of_values_ends);
     tcase_add_test(tcase, cancelled);
+    tcase_add_loop_test(tcase, peer_goes, 0, 3);
 }
 
 int main(void)

@@ -15,6 +15,8 @@
 
 #define COUNT 60 /* The number of asks in each direction. */
 
+#define CROWD 1100 /* More than two rounds end. */
+
 static struct engine_ask asks[2][COUNT];
 
 static void setup(void)
@@ -524,6 +526,41 @@ START_TEST(asked_while_it_closes)
 }
 END_TEST
 
+/* Of the many that are open some end in each round, at either side, and others have their turn. */
+START_TEST(ends_in_rounds)
+{
+    static struct engine_ask many[CROWD];
+    struct tl_error reason;
+    char key[16];
+    tl_error_set(&reason, TL_UNAVAILABLE, "not wanted any more");
+    options.engine.request_count = CROWD;
+    open_pair();
+    for (unsigned i = 0; i < CROWD; i++) {
+        many[i] = (struct engine_ask){.is_open = false};
+        snprintf(key, sizeof(key), "key%u", i);
+        engine_ask_start(asker, &many[i], key, 1);
+    }
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(owner->open_serve_count, CROWD);
+    tl_conn_close(asker->conn, &reason);
+    tl_conn_close(owner->conn, &reason);
+    while (asker->closed_count == 0 || owner->closed_count == 0) {
+        unsigned asks_before = asker->open_ask_count, serves_before = owner->open_serve_count;
+        (void)engine_side_round(asker);
+        (void)engine_side_round(owner);
+        ck_assert_uint_le(asks_before - asker->open_ask_count, TL_QUOTA);
+        ck_assert_uint_le(serves_before - owner->open_serve_count, TL_QUOTA);
+    }
+    for (unsigned i = 0; i < CROWD; i++) {
+        ck_assert_int_eq(many[i].result.code, TL_UNAVAILABLE);
+        engine_ask_fini(&many[i]);
+    }
+    ck_assert_uint_le(tl_quota_most(&asker->provider->quota), TL_QUOTA);
+    ck_assert_uint_le(tl_quota_most(&owner->provider->quota), TL_QUOTA);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine_break");
@@ -546,6 +583,10 @@ int main(void)
     tcase_add_test(tcase, drained_when_the_last_one_is_done);
     tcase_add_test(tcase, asked_while_the_peer_says_goodbye);
     tcase_add_test(tcase, asked_while_it_closes);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("ends_in_rounds"); /* tests/defects runs it alone */
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, ends_in_rounds);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

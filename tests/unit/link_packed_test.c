@@ -23,6 +23,7 @@
 #define VALUE_BYTES 100
 #define MAX_FETCHES 4096
 #define MAX_SERVES 4096
+#define MANY 1100 /* More than two rounds end. */
 
 typedef Tensorlane__V1__Frame Frame;
 
@@ -654,6 +655,31 @@ START_TEST(other_links_come_between)
 }
 END_TEST
 
+/* Of the many that are open on a link some end in each round, at either side: _i. */
+START_TEST(link_ends_in_rounds)
+{
+    const struct tl_error gone = {.code = TL_UNAVAILABLE, .message = "gone"};
+    is_waiting = true;
+    connect_to_itself();
+    ask(OPENED, 0, MANY, MANY);
+    carry_all();
+    ck_assert_uint_eq(serve_count, MANY);
+    unsigned slot = _i == 0 ? OPENED : ACCEPTED;
+    const size_t *count = _i == 0 ? &broken_count : &closed_count;
+    ck_assert(fake_stream_break(slot, &gone));
+    const size_t ended[] = {512, 1024, MANY};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(ended); i++) {
+        ck_assert_uint_eq(*count, ended[i]);
+        ck_assert_int_eq(links[slot] == NULL, ended[i] == MANY);
+        if (ended[i] == MANY) break;
+        const struct tl_error reason = {.code = TL_UNAVAILABLE, .message = "closed"};
+        tl_link_close(links[slot], &reason); /* does nothing any more */
+        (void)tl_loop_run_closures(loop);
+    }
+    ck_assert_uint_le(tl_quota_most(tl_loop_quota(loop)), TL_QUOTA);
+}
+END_TEST
+
 START_TEST(link_may_end_amid_a_frame)
 {
     is_waiting = true;
@@ -911,6 +937,7 @@ int main(void)
     add(suite, "greater_priority_overtakes", greater_priority_overtakes_what_was_begun, 1);
     add(suite, "frame_of_several_tensors_is_bounded", frame_of_several_tensors_is_bounded, 1);
     add(suite, "other_links_come_between", other_links_come_between, 2);
+    add(suite, "link_ends_in_rounds", link_ends_in_rounds, 2);
     add(suite, "link_may_end_amid_a_frame", link_may_end_amid_a_frame, 2);
     add(suite, "peer_that_reads_no_packed_records", peer_that_reads_no_packed_records_gets_messages, 1);
     add(suite, "messages_are_understood_from_every_peer", messages_are_understood_from_every_peer, 1);

@@ -153,6 +153,32 @@ START_TEST(a_flood_of_works)
 }
 END_TEST
 
+/* So is the end of a pair: one side takes what the other has posted, which that one cancels. */
+START_TEST(a_flood_at_the_end)
+{
+    enum { IN_THE_RING = 16, FLOOD = 14, CHAIN = 64 };
+    static struct job jobs[FLOOD][CHAIN];
+    b.members_of_message = CHAIN;
+    for (unsigned i = 0; i < IN_THE_RING; i++)
+        side_message(&a, "first", 5, NULL);
+    for (unsigned i = 0; i < FLOOD; i++) {
+        for (unsigned j = 0; j < CHAIN; j++) {
+            jobs[i][j] = new_job();
+            if (j > 0) jobs[i][j - 1].work.next = &jobs[i][j].work;
+        }
+        side_message(&a, "flood", 5, &jobs[i][0]);
+    }
+    side_disconnect(_i == 0 ? &a : &b);
+    PUMP_UNTIL(a.drained && b.drained);
+    ck_assert_uint_gt(b.messages * CHAIN, TL_QUOTA);
+    for (unsigned i = 0; i < FLOOD; i++)
+        for (unsigned j = 0; j < CHAIN; j++)
+            ck_assert_uint_eq(jobs[i][j].done, 1);
+    ck_assert_uint_le(tl_quota_most(&a.provider->quota), TL_QUOTA);
+    ck_assert_uint_le(tl_quota_most(&b.provider->quota), TL_QUOTA);
+}
+END_TEST
+
 /* The owner of the segments maps no memory of the writer. The writer unmaps each segment that was given up, and maps
  * the next one. */
 START_TEST(segments_come_and_go)
@@ -822,6 +848,10 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, sides_tear_down);
     tcase_add_test(tcase, a_flood_of_messages);
     tcase_add_test(tcase, a_flood_of_works);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("a_flood_at_the_end"); /* tests/defects runs it alone */
+    tcase_add_checked_fixture(tcase, setup, sides_tear_down);
+    tcase_add_loop_test(tcase, a_flood_at_the_end, 0, 2);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("pages");
     tcase_add_checked_fixture(tcase, setup, sides_tear_down);

@@ -88,6 +88,18 @@ static void fail_step(uint64_t step)
     }
 }
 
+/* Returns in how many portions: members that have not begun begin first, and are refused. */
+static unsigned fail_receives(const void *peer, const struct tl_error *status)
+{
+    size_t chain = 0;
+    for (unsigned portions = 1;; portions++) {
+        tl_quota_renew(&loop_quota);
+        bool is_over = tl_ops_fail_receives(&worker, peer, status, &chain);
+        ck_assert_uint_le(loop_quota.used, TL_QUOTA);
+        if (is_over) return portions;
+    }
+}
+
 /* The value of the member has come, or it has failed. */
 static void fetch_ends(struct op_group *group, size_t place, enum tl_status code)
 {
@@ -233,11 +245,26 @@ START_TEST(worker_closes_while_it_begins)
     receive_many(MANY);
     run_round_of_loop();
     worker.closing.is_closing = true;
-    tl_ops_fail_receives(&worker, &closed);
+    ck_assert_uint_eq(fail_receives(NULL, &closed), 4);
     start_all();
     ck_assert_uint_eq(fetch_count, 512);
     ck_assert_uint_eq(pushed_count, MANY + 1);
     expect_group(MANY, TL_CANCELLED, 0, MANY);
+}
+END_TEST
+
+/* A peer that is gone ends what receives from it, in portions, and nothing that receives from another. */
+START_TEST(peer_goes)
+{
+    receive_many(MANY);
+    run_round_of_loop();
+    ck_assert_uint_eq(fail_receives(&worker, &why), 1);
+    ck_assert_uint_eq(worker.operations.calls.count, 1);
+    ck_assert_uint_eq(fail_receives(&the_peer, &why), 4);
+    start_all();
+    ck_assert_uint_eq(fetch_count, 512);
+    ck_assert_uint_eq(pushed_count, MANY + 1);
+    expect_group(MANY, TL_UNAVAILABLE, 0, MANY);
 }
 END_TEST
 
@@ -705,6 +732,7 @@ int main(void)
     ADD(ends_in_rounds, 3);
     ADD(cancelled_while_it_begins, 1);
     ADD(worker_closes_while_it_begins, 1);
+    ADD(peer_goes, 1);
     ADD(member_cancelled_before_it_begins, 1);
     ADD(without_memory_to_register, 1);
     ADD(counts_when_it_is_over, 1);

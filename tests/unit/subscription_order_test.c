@@ -21,6 +21,7 @@
 
 static struct tl_worker worker;
 static struct tl_timers timers;
+static struct tl_quota quota; /* the loop has it */
 static struct tl_closure *posted;
 static struct tl_subscription *subscription;
 static struct tl_tensor *tensor;
@@ -33,6 +34,18 @@ struct tl_timers *tl_loop_timers(struct tl_loop *loop)
 {
     (void)loop;
     return &timers;
+}
+
+struct tl_quota *tl_loop_quota(struct tl_loop *loop)
+{
+    (void)loop;
+    return &quota;
+}
+
+void tl_loop_defer(struct tl_loop *loop, struct tl_closure *closure)
+{
+    (void)loop;
+    posted = closure;
 }
 
 void tl_progress_post(struct tl_progress_engine *progress, struct tl_closure *closure)
@@ -196,7 +209,7 @@ static void setup(void)
     ck_assert_int_eq(tl_tensor_create(TL_U8, 1, dims, &tensor, &error), TL_OK);
     ck_assert_int_eq(tl_subscribe(&worker, 1, "w", &options, (struct tl_cq *)&worker, NULL, &subscription_id, &error),
                      TL_OK);
-    subscription = TL_CONTAINER_OF(posted, struct tl_subscription, start_closure);
+    subscription = TL_CONTAINER_OF(posted, struct tl_subscription, round_closure);
     posted->run(posted);
     for (size_t i = 0; i < COUNT; i++)
         ck_assert_int_eq(subscription->slots[i].state, SLOT_ASKED);
@@ -328,6 +341,21 @@ START_TEST(the_end_comes_last)
 }
 END_TEST
 
+/* The end of many requests leaves room for others. */
+START_TEST(ends_in_rounds)
+{
+    tl_quota_use(&quota, TL_QUOTA - 1);
+    ck_assert(tl_subscription_cancel(&worker, subscription_id));
+    check_calls("");
+    ck_assert_uint_eq(subscription->ended_count, 1);
+    tl_quota_renew(&quota);
+    posted->run(posted);
+    check_calls("end:1");
+    tl_tensor_put(tensor);
+    tl_timers_fini(&timers);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("subscription_order");
@@ -345,6 +373,7 @@ int main(void)
     tcase = tcase_create("end");
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, the_end_comes_last);
+    tcase_add_test(tcase, ends_in_rounds);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
