@@ -3,13 +3,16 @@
 """Runs inside the guest with two devices and a wire between them, started by worker_test.py: what peers write, where,
 and until when.
 
-All workers are in this process, /job:worker/task:0 at 10.9.0.1 and the others at 10.9.0.2. So the tests can look at
-what they post, and turn it into what a lying peer would post.
+Nearly all workers are in this process, /job:worker/task:0 at 10.9.0.1 and the others at 10.9.0.2. So the tests can look
+at what they post, and turn it into what a lying peer would post.
 """
 import contextlib
 import ctypes
+import json
 import random
 import re
+import subprocess
+import sys
 import unittest
 
 import posts  # This import must come before workers.
@@ -34,6 +37,11 @@ LIE_BYTES = MIB
 REFUSED = "a key that it may not use|the key was revoked, or never given"
 KEPT = b"\x22" * LIE_BYTES
 GUESSES = 3
+# Members of a group, receives that wait, and what each may cost (docs/groups.md).
+MEMBERS = 1000
+WAITING, WAITING_KEYS = 5000, 20
+WAITING_BYTES = 512
+M_ARENA_MAX = -8  # of mallopt: what one arena has allocated is counted
 # A handshake tries a read of so many bytes at most.
 TRIED_BYTES = 4096
 
@@ -81,6 +89,95 @@ class Idle(unittest.TestCase):
                 of_both = pinned_bytes() - before
                 self.assertGreater(of_both, 0)
                 self.assertLessEqual(of_both, 2 * 2 * MIB)
+
+
+class Stats(ctypes.Structure):
+    _fields_ = [("size_bytes", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in (
+        "tensors_sent", "tensors_received", "bytes_sent", "bytes_received", "bytes_copied_send", "frames_sent",
+        "frames_received", "requests_retried", "tensors_dropped", "waiting_receivers", "held_tensors", "held_bytes",
+        "published_tensors", "published_bytes", "open_operations", "protocol_errors")]
+
+
+def stats_of(worker):
+    stats = Stats(size_bytes=ctypes.sizeof(Stats))
+    workers.call("tl_worker_stats", worker.handle, ctypes.byref(stats))
+    return stats
+
+
+class Allocated(ctypes.Structure):
+    """struct mallinfo2"""
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks",
+                                                     "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
+def allocated_bytes():
+    find = ctypes.CDLL(None).mallinfo2
+    find.restype = Allocated
+    found = find()
+    return found.uordblks + found.hblkhd
+
+
+def own(config):
+    """The process of the owner. For each number in its input, it says what it has allocated when so many receives wait
+    for its values."""
+    with Worker(json.loads(config), "ps") as there:
+        for number in range(MEMBERS):
+            there.publish(f"small/{number}", Tensor(b"%08d" % number), 1)
+        print("ready", flush=True)
+        for line in sys.stdin:
+            workers.wait_until(lambda: stats_of(there).waiting_receivers == int(line), "they wait")
+            print(allocated_bytes(), flush=True)
+
+
+class Many(unittest.TestCase):
+    """Thousands of small values and receives, with one process on each side."""
+    def many(self, config):
+        with subprocess.Popen([sys.executable, "-B", __file__, "own", json.dumps(config)], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True) as owner:
+            self.assertEqual("ready\n", owner.stdout.readline())
+            with Worker(config, "worker") as here:
+                self.messages(here)
+                self.waiting(here, owner)
+            owner.stdin.close()
+
+    def messages(self, here):
+        """A group of small values takes few messages in both directions, also when its keys are new."""
+        items = [(f"small/{number}", 1) for number in range(MEMBERS)]
+        here.receive(here.peer(PEER), "small/0", 1)
+        for _ in range(2):
+            before = stats_of(here)
+            group = here.ask_many(here.peer(PEER), items)
+            found = here.wait(MEMBERS + 1)
+            self.assertEqual("OK", found.pop(group).status)
+            self.assertEqual({("OK", "inline")}, {(got.status, got.path) for got in found.values()})
+            after = stats_of(here)
+            self.assertLessEqual(after.frames_sent - before.frames_sent, MEMBERS // 20)
+            self.assertLessEqual(after.frames_received - before.frames_received, MEMBERS // 20)
+
+    def waiting(self, here, owner):
+        """A receive that waits costs little at either side, besides its key."""
+        def owner_bytes(count):
+            owner.stdin.write(f"{count}\n")
+            owner.stdin.flush()
+            return int(owner.stdout.readline())
+
+        keys = [f"absent/{number:04}" for number in range(WAITING_KEYS)]
+        items = [(key, step) for step in range(1, 1 + WAITING // WAITING_KEYS) for key in keys]
+        here.ask(here.peer(PEER), "first", 1)
+        before = owner_bytes(1), allocated_bytes()
+        here.ask_many(here.peer(PEER), items)
+        after = owner_bytes(1 + WAITING), allocated_bytes()
+        for side, begin, end in zip(("owner", "asker"), before, after):
+            each = (end - begin) // WAITING
+            print(f"{side}: {each} bytes for each receive that waits", file=sys.stderr)
+            self.assertGreater(each, 0, side)
+            self.assertLessEqual(each, WAITING_BYTES + len(keys[0]) + 1, side)
+
+    def test_writing(self):
+        self.many(cluster("window"))
+
+    def test_reading(self):
+        self.many(cluster("window") | READS)
 
 
 class Cancelled(unittest.TestCase):
@@ -478,5 +575,9 @@ class FalseSources(Refused):
 
 
 if __name__ == "__main__":
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     devices.load(workers.BUILD)
-    unittest.main(verbosity=2)
+    if sys.argv[1:2] == ["own"]:
+        own(sys.argv[2])
+    else:
+        unittest.main(verbosity=2)
