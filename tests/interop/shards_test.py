@@ -81,8 +81,12 @@ class Shards(WorkersCase):
                                "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
                 processes.append(subprocess.Popen([sys.executable, "-c", PROLOGUE + script + EPILOGUE], text=True,
                                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment))
-            ends = [(*process.communicate(timeout=python_support.PATIENCE), process.returncode)
-                    for process in processes]
+            try:
+                ends = [(*process.communicate(timeout=python_support.PATIENCE), process.returncode)
+                        for process in processes]
+            finally:
+                for process in processes:
+                    process.kill()
         for out, err, code in ends:
             self.assertEqual(code, 0, out + err)
         return [tuple(map(int, out.split())) for out, _, _ in ends]
