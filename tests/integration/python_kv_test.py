@@ -190,24 +190,29 @@ class Index(Owned):
         self.assertEqual(self.get(keys, size=100), [block(number, 100) for number in range(count)])
 
     def test_what_is_replaced_while_it_is_read(self):
-        """What comes is one block or the other, and nothing in between."""
+        """What comes is one block or the other, and nothing in between. On one processor they would take turns."""
         size, is_over = 4 << 20, threading.Event()
+        processors = os.sched_getaffinity(0)
+        self.addCleanup(os.sched_setaffinity, 0, processors)
         values = [block(number, size) for number in range(2)]
         worker = tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0")
         self.addCleanup(worker.close)
         blocks = kv.Blocks(worker, size, 0)
 
         def replace():
+            os.sched_setaffinity(0, {max(processors)})
             while not is_over.is_set():
                 for value in values:
                     one = blocks.reserve(size)  # always the same memory
-                    one.view[:] = value
+                    one.view[size // 2:] = value[size // 2:]  # a reader is in front
+                    one.view[:size // 2] = value[:size // 2]
                     blocks.add("k", one)
                     del one
                     time.sleep(0.001)
 
         thread = threading.Thread(target=replace)
         thread.start()
+        os.sched_setaffinity(0, {min(processors)})
         try:
             into, count, seen, end = bytearray(size), 0, set(), time.monotonic() + PATIENCE
             while count < 1000 and time.monotonic() < end:
