@@ -159,6 +159,8 @@ PyObject *py_worker_publish(PyObject *self, PyObject *args, PyObject *kwargs)
     py_releases_run(core->module->releases);
     if (!is_open) return NULL;
     if (status != TL_OK) return py_raise(core->module, &error, NULL, key_object);
+    /* Python 3.11 may forget to look for a signal that comes while a thread of the library asks for a release. */
+    if (PyErr_CheckSignals() != 0) return NULL;
     Py_RETURN_NONE;
 }
 

@@ -387,6 +387,67 @@ class Interrupts(unittest.TestCase):
                 out, err = process.communicate(timeout=python_support.PATIENCE)
                 self.assertEqual((out, process.returncode), ("b'value'\n", 0), err)
 
+    def test_each_call_at_any_moment(self):
+        """So it does each call, and what that was about is still whole; no call gets what another one waited for."""
+        out = python_support.run_script("""
+            values = numpy.arange(1000)
+            state = {"one": numpy.zeros(3), "two": numpy.zeros((2, 2))}
+            owner.publish("key", values)
+            owner.publish_state_dict(state)
+            asker.recv_wait(peer, "key")
+            with asker.subscribe_wait(peer, "key") as subscription:
+                next(subscription)
+            def add_and_remove():
+                asker.remove_peer(asker.add_peer("127.0.0.1:9"))
+            def take_first():
+                with asker.subscribe_wait(peer, "key") as subscription:
+                    next(subscription)
+            def send():
+                try:
+                    asker.send_wait("none", values, step=count + 1, timeout=0)
+                except (tensorlane.DeadlineExceeded, tensorlane.AlreadyExists):
+                    pass
+            numbers = iter(range(1 << 30))
+            def wait():
+                key = f"none {next(numbers)}"
+                try:
+                    asker.recv_wait(peer, key, timeout=0.1)
+                except tensorlane.DeadlineExceeded as error:
+                    assert error.key == key, error
+            calls = (lambda: asker.put_wait(peer, "put", values, may_go_back=True), lambda: asker.list_wait(peer),
+                     lambda: asker.stat_wait(peer, "key"), lambda: asker.remove_wait(peer, "put"),
+                     lambda: owner.publish("key", values), lambda: asker.wait_for_peers([peer]),
+                     send, wait, take_first, add_and_remove,
+                     lambda: owner.publish_state_dict(state), lambda: asker.pull_state_dict_wait(peer),
+                     lambda: numpy.from_dlpack(tensorlane.wrap(values)), asker.peers, asker.counters,
+                     lambda: asker.recv_wait(peer, "key", part=tensorlane.Box((1,), (5,))))
+            def interrupt(*_):
+                global is_interrupted
+                is_interrupted = True  # Python ignores what is raised while an object ends
+                raise KeyboardInterrupt
+            signal.signal(signal.SIGALRM, interrupt)
+            count = 0
+            for call in calls:
+                for _ in range(10):
+                    is_interrupted = False
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, 0.001)
+                        while not is_interrupted:
+                            call()
+                            count += 1
+                    except KeyboardInterrupt:
+                        pass
+                call()
+            gc.collect()
+            while asker.counters()["open_operations"]:
+                time.sleep(0.01)
+            assert numpy.asarray(asker.recv_wait(peer, "key")).sum() == 499500
+            print(len(asker.pull_state_dict_wait(peer)[0]), len(asker.peers()))
+            asker.close()
+            owner.close()
+            """)
+        self.assertRegex(out, r"^2 \d+\n$")
+
     def test_at_any_moment(self):
         """An exception of a signal handler ends calls wherever they are; nothing stays open, and all still works."""
         out = python_support.run_script("""
