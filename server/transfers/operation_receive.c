@@ -418,9 +418,13 @@ const struct op_transition op_receive_transitions[OP_STATES][OP_EVENTS] = {
 static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
 {
     struct tl_op *op = TL_CONTAINER_OF(fetch, struct tl_op, receive.request.fetch);
-    bool may_ask_again = !fetch->is_final && !op_worker(op)->closing.is_closing;
+    const struct tl_worker *worker = op_worker(op);
+    bool may_ask_again = !fetch->is_final && !worker->closing.is_closing;
     bool may_go_on = may_ask_again && result->code == TL_UNAVAILABLE;
-    bool may_take_link = may_ask_again && fetch->is_rerouted && !op_worker(op)->data_plane.is_transport_required;
+    bool may_take_link = may_ask_again && fetch->is_rerouted && !worker->data_plane.is_transport_required;
+    /* A worker that closes does not ask again. Its operations end in portions, and this one has not had its turn. */
+    if (!fetch->is_final && worker->closing.is_closing && result->code == TL_UNAVAILABLE)
+        result = &worker->closing.reason;
     tl_peer_fetch_done(&op->receive.request);
     if (op->receive.rare != NULL) op->receive.rare->is_place_awaited = false;
     fetch->placed = NULL;
