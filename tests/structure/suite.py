@@ -167,7 +167,7 @@ def asan():
 
 
 def tsan():
-    if build("tsan"):
+    if build("tsan", "thread_tests"):
         run_tests("tsan", SANITIZED_JOBS, "-L", "^threads$", prefix=without_address_randomization())
 
 

@@ -254,9 +254,14 @@ START_TEST(receive_that_fails)
     step_status = _i == 0 ? TL_ABORTED : TL_OK;
     start_op();
     op->receive.request.fetch.is_final = _i == 1;
-    worker.closing.is_closing = _i == 2;
+    if (_i == 2) {
+        worker.closing.is_closing = true;
+        tl_error_set(&worker.closing.reason, TL_CANCELLED, "the worker was closed");
+    }
     if (_i > 0) fetch_ends(TL_UNAVAILABLE, "gone");
-    check_calls(_i == 0 ? "give_up complete: aborted" : "fetch give_up complete: gone");
+    check_calls(_i == 0   ? "give_up complete: aborted"
+                : _i == 1 ? "fetch give_up complete: gone"
+                          : "fetch give_up complete: the worker was closed");
 }
 END_TEST
 
