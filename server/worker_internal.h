@@ -25,6 +25,7 @@
 #include "server/put_sources.h"
 #include "server/transports/transports.h"
 #include "server/rendezvous/rendezvous.h"
+#include "server/gone_processes.h"
 #include "server/operation_ending.h"
 #include "server/transfers/serving.h"
 
@@ -108,7 +109,8 @@ struct worker_operations {
 struct worker_sources {
     struct tl_timer expire_timer; /* ends reservations whose receiver has disconnected */
     struct tl_closure expire_closure;
-    bool is_expire_asked;       /* expire_closure was posted and has not come yet; any thread, atomic */
+    bool is_expire_asked; /* expire_closure was posted and has not come yet; any thread, atomic */
+    struct tl_gone_processes gone;
     struct tl_shares *pushed;   /* the parts of limits.held that clients use (source.c) */
     struct tl_shares *listings; /* the bytes of listings that were made for clients (walk.c) */
     struct tl_probe_values probe_values;

@@ -297,7 +297,10 @@ static void worker_free(struct tl_worker *worker)
     if (worker->members.peers != NULL) tl_peers_destroy(worker);
     tl_control_destroy(worker->control);
     tl_rendezvous_destroy(worker->table);
-    if (worker->loop != NULL) tl_timers_disarm(tl_loop_timers(worker->loop), &worker->sources.expire_timer);
+    if (worker->loop != NULL) {
+        tl_gone_processes_fini(&worker->sources.gone);
+        tl_timers_disarm(tl_loop_timers(worker->loop), &worker->sources.expire_timer);
+    }
     tl_loop_destroy(worker->loop);
     tl_source_fini(worker);
     tl_permissions_destroy(worker->members.permissions);

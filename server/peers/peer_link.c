@@ -285,7 +285,7 @@ static void note_incarnation(struct tl_peer *peer, uint64_t incarnation)
         peer->restart_count++;
         TL_LOG(level_of(peer, TL_LOG_INFO), "peer has restarted", TL_STR("peer", peer->name),
                TL_INCARNATION("incarnation", incarnation));
-        tl_rendezvous_release_incarnation(peer->worker->table, peer->incarnation);
+        tl_process_is_gone(peer->worker, peer->incarnation);
     }
     peer->incarnation = incarnation;
     if (peer->added == NULL) tl_client_peers_evict(peer->worker, peer->name, incarnation);

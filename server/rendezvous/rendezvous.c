@@ -66,6 +66,7 @@ enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, s
     table->last_publication = tl_random_u64();
     tl_list_init(&table->publications);
     tl_list_init(&table->walks);
+    tl_list_init(&table->releases);
     tl_list_init(&table->marks);
     tl_list_init(&table->orphans);
     tl_list_init(&table->unused_subscriptions);
@@ -99,6 +100,8 @@ static void fail_step(struct tl_rendezvous *table, struct tl_table_step *step, c
 
 static void clear(struct tl_rendezvous *table, const struct tl_error *status, struct tl_list *deferred_calls)
 {
+    while (tl_list_pop_front(&table->releases) != NULL)
+        continue;
     while (table->steps) {
         struct tl_table_step *step = table->steps;
         step->use_count++;
@@ -449,32 +452,73 @@ int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns, struct
     return next_ns;
 }
 
-void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t incarnation)
+/* Ends receivers of the process that is gone as the quota allows. Returns whether all have ended. */
+static bool end_receivers_of(struct tl_rendezvous *table, struct tl_table_release *releasing, struct tl_quota *quota,
+                             struct tl_list *deferred_calls)
 {
-    struct tl_list deferred_calls, values;
-    struct tl_table_value *value, *next;
-    struct tl_hash_link *waiter, *next_waiter;
+    struct tl_hash_link *next;
+    for (struct tl_hash_link *link = tl_hash_table_first_from(&table->waiters, &releasing->chain); link != NULL;
+         link = next) {
+        struct tl_receiver *receiver = TL_CONTAINER_OF(link, struct tl_receiver, wait.hash);
+        if (tl_quota_left(quota) == 0) return false; /* the next time begins with this chain again */
+        tl_quota_use(quota, 1);
+        next = link->next;
+        if (receiver->id.incarnation == releasing->incarnation)
+            tl_table_waiter_conclude(table, receiver, &gone, NULL, deferred_calls);
+        if (next != NULL) continue;
+        releasing->chain++;
+        next = tl_hash_table_first_from(&table->waiters, &releasing->chain);
+    }
+    return true;
+}
+
+/* Offers values again that are reserved for the process that is gone, in the order in which they were reserved, as the
+ * quota allows. Returns whether none is left. What is reserved meanwhile is behind them. */
+static bool release_values_of(struct tl_rendezvous *table, struct tl_table_release *releasing, struct tl_quota *quota,
+                              struct tl_list *deferred_calls)
+{
+    for (; releasing->value != NULL && releasing->left_count > 0; releasing->left_count--) {
+        struct tl_table_value *value = releasing->value;
+        if (tl_quota_left(quota) == 0) return false;
+        tl_quota_use(quota, 1);
+        releasing->value = value->hh.next;
+        if (value->id.incarnation == releasing->incarnation) release(table, value, deferred_calls);
+    }
+    return true;
+}
+
+/* The receivers go first, so that no value is offered to them. */
+static bool release_some(struct tl_rendezvous *table, struct tl_table_release *releasing, struct tl_quota *quota,
+                         struct tl_list *deferred_calls)
+{
+    if (releasing->phase == TL_RELEASE_RECEIVERS) {
+        if (!end_receivers_of(table, releasing, quota, deferred_calls)) return false;
+        tl_list_push_back(&table->releases, &releasing->link);
+        releasing->phase = TL_RELEASE_VALUES;
+        releasing->value = table->reservations;
+        releasing->left_count = HASH_COUNT(table->reservations);
+    }
+    if (releasing->phase == TL_RELEASE_VALUES) {
+        if (!release_values_of(table, releasing, quota, deferred_calls)) return false;
+        releasing->phase = TL_RELEASE_SUBSCRIPTIONS;
+        releasing->value = NULL;
+        releasing->subscription = table->subscriptions;
+        releasing->left_count = HASH_COUNT(table->subscriptions);
+    }
+    if (!tl_table_subscriptions_end(table, releasing, quota)) return false;
+    tl_list_remove(&releasing->link);
+    return true;
+}
+
+bool tl_rendezvous_release_incarnation(struct tl_rendezvous *table, struct tl_table_release *releasing,
+                                       struct tl_quota *quota)
+{
+    struct tl_list deferred_calls;
     tl_list_init(&deferred_calls);
-    tl_list_init(&values);
     tl_table_lock(table);
-    /* Its waiters go first, so that no value is offered to them. */
-    for (waiter = tl_hash_table_first(&table->waiters); waiter != NULL; waiter = next_waiter) {
-        struct tl_receiver *receiver = TL_CONTAINER_OF(waiter, struct tl_receiver, wait.hash);
-        next_waiter = tl_hash_table_after(&table->waiters, waiter);
-        if (receiver->id.incarnation == incarnation)
-            tl_table_waiter_conclude(table, receiver, &gone, NULL, &deferred_calls);
-    }
-    /* All reservations are collected before one is released, because that adds others. */
-    HASH_ITER(hh, table->reservations, value, next)
-    {
-        if (value->id.incarnation != incarnation) continue;
-        tl_list_remove(&value->orphan_link);
-        tl_list_push_back(&values, &value->orphan_link);
-    }
-    while (!tl_list_is_empty(&values))
-        release(table, TL_CONTAINER_OF(values.next, struct tl_table_value, orphan_link), &deferred_calls);
-    tl_table_subscriptions_end(table, incarnation);
+    bool is_over = table->is_closed || release_some(table, releasing, quota, &deferred_calls);
     tl_table_unlock_and_run(table, &deferred_calls);
+    return is_over;
 }
 
 /* ------------------------------------------------------------------------------------------------------- steps -- */

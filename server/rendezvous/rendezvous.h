@@ -222,9 +222,23 @@ void tl_rendezvous_receiver_lost(struct tl_rendezvous *table, const struct tl_re
  * TL_TIME_NEVER when nothing is orphaned. */
 int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns, struct tl_quota *quota);
 
+/* The end of what a process had that is gone. The caller sets the incarnation; all else is zero, and the table's. */
+struct tl_table_release {
+    uint64_t incarnation;
+    enum { TL_RELEASE_RECEIVERS, TL_RELEASE_VALUES, TL_RELEASE_SUBSCRIPTIONS } phase;
+    struct tl_list link;          /* in the table's releases, once the receivers have ended */
+    size_t chain;                 /* the receivers in the chains of the table of waiters before this one have ended */
+    struct tl_table_value *value; /* the next one to look at; NULL: there is no more */
+    struct tl_table_subscription *subscription; /* the same */
+    uint64_t left_count; /* so many to look at: those that were there when the phase began, whatever has come since */
+};
+
 /* Ends the receivers of a process that is known to be gone with TL_ABORTED, and offers all that is reserved for
- * requests of that incarnation again. */
-void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t incarnation);
+ * requests of that incarnation again. Looks at as many receivers, values and subscriptions of all processes as the
+ * quota allows, and returns false when some are left: call again. `releasing` must stay valid until true was returned
+ * or the table was closed. */
+bool tl_rendezvous_release_incarnation(struct tl_rendezvous *table, struct tl_table_release *releasing,
+                                       struct tl_quota *quota) TL_MUST_USE;
 
 /* ------------------------------------------------------------------------------------------------------- steps -- */
 

@@ -57,6 +57,11 @@ static void list_values(struct tl_table_name *name)
 
 static void free_subscription(struct tl_rendezvous *table, struct tl_table_subscription *subscription)
 {
+    TL_LIST_FOREACH(&table->releases, link)
+    {
+        struct tl_table_release *release = TL_CONTAINER_OF(link, struct tl_table_release, link);
+        if (release->subscription == subscription) release->subscription = subscription->hh.next;
+    }
     HASH_DELETE(hh, table->subscriptions, subscription);
     tl_list_remove(&subscription->link);
     subscription->name->subscribed->subscription_count--;
@@ -177,13 +182,16 @@ void tl_rendezvous_unsubscribe(struct tl_rendezvous *table, const struct tl_requ
     tl_table_unlock(table);
 }
 
-void tl_table_subscriptions_end(struct tl_rendezvous *table, uint64_t incarnation)
+bool tl_table_subscriptions_end(struct tl_rendezvous *table, struct tl_table_release *release, struct tl_quota *quota)
 {
-    struct tl_table_subscription *subscription, *next;
-    HASH_ITER(hh, table->subscriptions, subscription, next)
-    {
-        if (subscription->id.incarnation == incarnation) give_up(table, subscription);
+    for (; release->subscription != NULL && release->left_count > 0; release->left_count--) {
+        struct tl_table_subscription *subscription = release->subscription;
+        if (tl_quota_left(quota) == 0) return false;
+        tl_quota_use(quota, 1);
+        release->subscription = subscription->hh.next;
+        if (subscription->id.incarnation == release->incarnation) give_up(table, subscription);
     }
+    return true;
 }
 
 void tl_table_subscriptions_clear(struct tl_rendezvous *table, const struct tl_error *status,

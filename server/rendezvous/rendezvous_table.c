@@ -313,6 +313,11 @@ bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *
 void tl_table_value_unreserve(struct tl_rendezvous *table, struct tl_table_value *value)
 {
     if (!value->is_reserved) return;
+    TL_LIST_FOREACH(&table->releases, link)
+    {
+        struct tl_table_release *release = TL_CONTAINER_OF(link, struct tl_table_release, link);
+        if (release->value == value) release->value = value->hh.next;
+    }
     HASH_DELETE(hh, table->reservations, value);
     tl_list_remove(&value->orphan_link);
     value->is_reserved = false;

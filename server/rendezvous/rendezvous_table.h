@@ -146,10 +146,11 @@ struct tl_rendezvous {
     struct tl_table_value *reservations;
     struct tl_hash_table waiters; /* struct tl_receiver */
     struct tl_list publications;
-    struct tl_list walks;   /* struct tl_table_walk, over publications */
-    struct tl_list marks;   /* steps with a mark, the oldest first */
-    uint64_t mark_count;    /* atomic: it is also read without the mutex */
-    struct tl_list orphans; /* values, by deadline */
+    struct tl_list walks;    /* struct tl_table_walk, over publications */
+    struct tl_list releases; /* struct tl_table_release, which have come to the values */
+    struct tl_list marks;    /* steps with a mark, the oldest first */
+    uint64_t mark_count;     /* atomic: it is also read without the mutex */
+    struct tl_list orphans;  /* values, by deadline */
     struct tl_table_subscription *subscriptions;
     struct tl_list unused_subscriptions; /* by deadline */
 
@@ -253,8 +254,9 @@ enum tl_status tl_table_subscription_get(struct tl_rendezvous *table, const stru
 void tl_table_subscription_put(struct tl_rendezvous *table, struct tl_table_subscription *subscription);
 /* Forgets subscriptions that are unused: those whose time is over, or all. Returns whether there were any. */
 bool tl_table_subscriptions_sweep(struct tl_rendezvous *table, bool is_all);
-/* Forgets the subscriptions of a process that is gone, whose waiters and values were ended. */
-void tl_table_subscriptions_end(struct tl_rendezvous *table, uint64_t incarnation);
+/* Forgets the subscriptions of a process that is gone, whose waiters and values were ended, as the quota allows.
+ * Returns whether none is left. */
+bool tl_table_subscriptions_end(struct tl_rendezvous *table, struct tl_table_release *release, struct tl_quota *quota);
 /* Ends all subscriptions with the status. No value may be reserved. */
 void tl_table_subscriptions_clear(struct tl_rendezvous *table, const struct tl_error *status,
                                   struct tl_list *deferred_calls);

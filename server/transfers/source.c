@@ -120,6 +120,7 @@ enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_err
     tl_list_init(&worker->sources.put_fetches);
     worker->sources.expire_timer.fire = expire_timer_fired;
     worker->sources.expire_closure.run = expire_asked;
+    tl_gone_processes_init(&worker->sources.gone);
     worker->sources.pushed = tl_shares_create("limits.held", worker->settings.held_bytes);
     worker->sources.listings = tl_shares_create("listings", TL_LISTINGS_BYTES);
     if (worker->sources.pushed == NULL || worker->sources.listings == NULL)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ends and aborts steps of a rendezvous table as a whole, however many rounds that takes. */
+/* What a rendezvous table does in rounds, as a whole, however many rounds that takes. */
 #ifndef TESTS_FAKES_WHOLE_STEPS_H
 #define TESTS_FAKES_WHOLE_STEPS_H
 
@@ -30,6 +30,14 @@ static inline int64_t expire_all(struct tl_rendezvous *table, int64_t now_ns)
     while ((next_ns = tl_rendezvous_expire(table, now_ns, &quota)) <= now_ns && next_ns != TL_TIME_NEVER)
         tl_quota_renew(&quota);
     return next_ns;
+}
+
+static inline void release_whole_incarnation(struct tl_rendezvous *table, uint64_t incarnation)
+{
+    struct tl_table_release releasing = {.incarnation = incarnation};
+    struct tl_quota quota = {.used = 0};
+    while (!tl_rendezvous_release_incarnation(table, &releasing, &quota))
+        tl_quota_renew(&quota);
 }
 
 #endif

@@ -179,9 +179,9 @@ void tl_client_peer_add(struct tl_worker *of, struct tl_link *link)
     note("client");
 }
 
-void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t incarnation)
+void tl_process_is_gone(struct tl_worker *of, uint64_t incarnation)
 {
-    (void)table, (void)incarnation;
+    (void)of, (void)incarnation;
     note("release");
 }
 

@@ -714,7 +714,7 @@ static void do_expire(struct operation *o)
 
 static void do_release_incarnation(struct operation *o)
 {
-    tl_rendezvous_release_incarnation(table, o->id.incarnation);
+    release_whole_incarnation(table, o->id.incarnation);
     model_release_incarnation(o->id.incarnation);
 }
 

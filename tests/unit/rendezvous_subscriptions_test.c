@@ -307,7 +307,7 @@ START_TEST(gone)
     struct receiver *a = ask(1, 0), *b = ask(1, 0), *other = ask_as(OTHER, ++last_number, 1, "key", 2);
     send(2);
     check_given(a, 2);
-    tl_rendezvous_release_incarnation(table, ASKER);
+    release_whole_incarnation(table, ASKER);
     ck_assert_int_eq(b->code, TL_ABORTED);
     check_given(other, 2);
     check_given(ask(1, 0), 1);

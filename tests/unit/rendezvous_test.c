@@ -464,7 +464,7 @@ START_TEST(nothing_is_reserved_for_a_stranger)
     tl_rendezvous_acknowledge(table, &unknown);
     tl_rendezvous_release(table, &unknown);
     tl_rendezvous_receiver_lost(table, &unknown, 5);
-    tl_rendezvous_release_incarnation(table, 7);
+    release_whole_incarnation(table, 7);
     ck_assert_int_eq(expire_all(table, INT64_MAX), TL_TIME_NEVER);
     ck_assert_int_eq(sender.over_count, 0);
     ck_assert_uint_eq(stats_now().held_tensors, 1);
@@ -578,7 +578,7 @@ START_TEST(incarnation_is_released)
     ask(&waits_gone, 5, 3, "a", 1);
     ask(&waits, 6, 2, "b", 1);
     tl_rendezvous_receiver_lost(table, &gone[0].base.id, 100);
-    tl_rendezvous_release_incarnation(table, 5);
+    release_whole_incarnation(table, 5);
     ck_assert_int_eq(expire_all(table, 0), TL_TIME_NEVER);
     assert_got(&waits, TL_OK);
     assert_got(&waits_gone, TL_ABORTED);

@@ -211,7 +211,7 @@ static void do_reservation(struct actor *actor)
 static void do_expire(struct actor *actor)
 {
     if (expire_all(table, below(actor, 10)) < 0) atomic_fetch_add(&violations, 1);
-    if (below(actor, 4) == 0) tl_rendezvous_release_incarnation(table, 1 + below(actor, THREADS));
+    if (below(actor, 4) == 0) release_whole_incarnation(table, 1 + below(actor, THREADS));
 }
 
 static void do_step(struct actor *actor)
