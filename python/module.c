@@ -5,7 +5,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "python/block_index.h"
 #include "python/docstrings.h"
@@ -13,7 +12,7 @@
 
 bool py_module_is_forked(const struct py_module *module)
 {
-    return module->process != 0 && module->process != getpid();
+    return py_releases_are_of_parent(module->releases);
 }
 
 /* ------------------------------------------------------------------------------------------------------ errors -- */

@@ -13,7 +13,6 @@
 #include "python/python.h"
 
 #include <stdbool.h>
-#include <sys/types.h>
 
 #include <tensorlane/tensorlane.h>
 
@@ -26,7 +25,6 @@ struct py_module {
     PyObject *operation_type;
     PyObject *errors;             /* the module tensorlane.errors */
     struct py_releases *releases; /* what the library has let go of */
-    pid_t process;                /* the process that has opened a worker; 0: none has */
 };
 
 /* Returns whether this process was forked from one that had opened a worker: nothing of the library may be called. */

@@ -5,22 +5,23 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <unistd.h>
+#include <sys/mman.h>
 
 struct py_releases {
     atomic_size_t references;
     _Atomic(struct py_release *) first;
-    atomic_bool is_asked;  /* the main thread is going to empty the list */
-    atomic_int process;    /* that has opened a worker; 0: none has */
-    pthread_mutex_t mutex; /* for is_stopped, and while something is asked of the main thread */
+    atomic_bool is_asked;      /* the main thread is going to empty the list */
+    _Atomic(bool *) is_opener; /* in a page that the kernel clears in a child; NULL: no worker was opened */
+    pthread_mutex_t mutex;     /* for is_stopped, and while something is asked of the main thread */
     bool is_stopped;
 };
 
-/* Another thread of the parent may have had the mutex when this process was forked. */
-static bool is_forked(const struct py_releases *releases)
+enum { PAGE_BYTES = 4096 };
+
+bool py_releases_are_of_parent(const struct py_releases *releases)
 {
-    int process = atomic_load(&releases->process);
-    return process != 0 && process != getpid();
+    const bool *is_opener = atomic_load(&releases->is_opener);
+    return is_opener != NULL && !*is_opener;
 }
 
 struct py_releases *py_releases_create(void)
@@ -36,6 +37,8 @@ void py_releases_put(struct py_releases *releases)
 {
     if (releases == NULL || atomic_fetch_sub(&releases->references, 1) != 1) return;
     pthread_mutex_destroy(&releases->mutex);
+    bool *is_opener = atomic_load(&releases->is_opener);
+    if (is_opener != NULL) munmap(is_opener, PAGE_BYTES);
     free(releases);
 }
 
@@ -87,7 +90,8 @@ static int run_pending(void *context)
 /* When Python's list of calls is full, the next release asks again, and the next call of the package does it. */
 static void ask_main_thread(struct py_releases *releases)
 {
-    if (is_forked(releases)) return;
+    /* Another thread of the parent may have had the mutex when this process was forked. */
+    if (py_releases_are_of_parent(releases)) return;
     pthread_mutex_lock(&releases->mutex);
     if (!releases->is_stopped) {
         atomic_fetch_add(&releases->references, 1);
@@ -112,14 +116,23 @@ void py_release_later(void *data, void *context)
     py_releases_put(releases);
 }
 
-void py_releases_start(struct py_releases *releases)
+bool py_releases_start(struct py_releases *releases)
 {
-    atomic_store(&releases->process, getpid());
+    if (atomic_load(&releases->is_opener) != NULL) return true;
+    bool *is_opener = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (is_opener == MAP_FAILED) return false;
+    if (madvise(is_opener, PAGE_BYTES, MADV_WIPEONFORK) != 0) {
+        munmap(is_opener, PAGE_BYTES);
+        return false;
+    }
+    *is_opener = true;
+    atomic_store(&releases->is_opener, is_opener);
+    return true;
 }
 
 void py_releases_stop(struct py_releases *releases)
 {
-    if (is_forked(releases)) return;
+    if (py_releases_are_of_parent(releases)) return;
     pthread_mutex_lock(&releases->mutex);
     releases->is_stopped = true;
     pthread_mutex_unlock(&releases->mutex);

@@ -12,6 +12,8 @@
 
 #include "python/python.h"
 
+#include <stdbool.h>
+
 #include "python/dlpack.h"
 
 struct py_releases;
@@ -43,8 +45,15 @@ void py_release_later(void *data, void *context);
 /* Empties the list. Needs Python's lock; runs code of objects that end; leaves the current exception as it is. */
 void py_releases_run(struct py_releases *releases);
 
-/* From now on threads of the library may release something, of this process and not of one that is forked from it. */
-void py_releases_start(struct py_releases *releases);
+/* From now on threads of the library may release something, of this process and not of one that is forked from it.
+ * Needs Python's lock. Returns false with errno when the kernel has no memory for the mark, or is older than
+ * Linux 4.14.
+ */
+bool py_releases_start(struct py_releases *releases);
+
+/* Returns whether this process was forked from one that has called py_releases_start. Asks no system call, since each
+ * receive looks several times. Thread: any. */
+bool py_releases_are_of_parent(const struct py_releases *releases);
 
 /* From now on nothing is asked of Python's main thread. */
 void py_releases_stop(struct py_releases *releases);

@@ -2,8 +2,8 @@
 /* Worker: opening and closing. tensorlane.Worker is a class in Python that is derived from it. */
 #include "python/worker_object.h"
 
+#include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "python/docstrings.h"
 
@@ -113,8 +113,11 @@ static PyObject *worker_open(PyObject *self, PyObject *args)
             module, TL_FAILED_PRECONDITION,
             "this process was forked from one that has opened a worker, and cannot open another; start "
             "processes with the method \"spawn\"");
-    module->process = getpid();
-    py_releases_start(module->releases);
+    if (!py_releases_start(module->releases))
+        return py_raise_text(module, TL_RESOURCE_EXHAUSTED,
+                             "nothing can tell this process from one that is forked from it: %s; Linux 4.14 or later "
+                             "is needed",
+                             strerror(errno));
     struct tl_worker *worker;
     struct tl_error error;
     enum tl_status status;
