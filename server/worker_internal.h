@@ -96,8 +96,9 @@ struct worker_operations {
     struct tl_op_step *steps;              /* the receives among them, by step */
     uint64_t step_visits;                  /* number of operations that ends and aborts of steps have looked at */
     struct tl_command *ending_step;        /* the end or abort of a step that is under way; NULL: none is */
-    uint64_t scan_count;                   /* how often all members were looked at that have not begun */
-    uint64_t next_op;                      /* id of the latest operation; any thread, atomic */
+    uint64_t slot_visits;   /* how many requests of subscriptions were looked at for the order of values */
+    uint64_t scan_count;    /* how often all members were looked at that have not begun */
+    uint64_t next_op;       /* id of the latest operation; any thread, atomic */
     uint64_t open_ops;      /* number of operations that were submitted and are not completed; any thread, atomic */
     uint64_t next_request;  /* number of the latest request to a peer */
     uint64_t blocked_calls; /* number of threads that wait inside the library; any thread, atomic */

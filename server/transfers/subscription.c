@@ -38,11 +38,8 @@ static void take_last(struct tl_cq_item *item, struct tl_completion *ret_complet
 
 static bool is_over(const struct tl_subscription *subscription)
 {
-    if (!subscription->is_ending || subscription->hold_count > 0) return false;
-    for (size_t i = 0; i < subscription->slot_count; i++) {
-        if (subscription->slots[i].state != SLOT_FREE) return false;
-    }
-    return true;
+    return subscription->is_ending && subscription->hold_count == 0 && !subscription->is_deferred &&
+           subscription->busy_count == 0;
 }
 
 void subscription_maybe_over(struct tl_subscription *subscription)
@@ -70,7 +67,42 @@ void subscription_let_go(struct tl_subscription *subscription)
     subscription_maybe_over(subscription);
 }
 
-/* ------------------------------------------------------------------------------------------------------ retries -- */
+/* ------------------------------------------------------------------------------------------------------- rounds -- */
+
+bool subscription_may_go_on(struct tl_subscription *subscription)
+{
+    struct tl_loop *loop = subscription->worker->loop;
+    struct tl_quota *quota = tl_loop_quota(loop);
+    if (tl_quota_left(quota) > 0) {
+        tl_quota_use(quota, 1);
+        return true;
+    }
+    if (!subscription->is_deferred) tl_loop_defer(loop, &subscription->round_closure);
+    subscription->is_deferred = true;
+    return false;
+}
+
+static struct slot *slot_at(struct tl_list *link)
+{
+    return TL_CONTAINER_OF(link, struct slot, link);
+}
+
+void slot_close(struct slot *slot)
+{
+    struct tl_subscription *subscription = slot->subscription;
+    if (subscription->retried == &slot->link) subscription->retried = slot->link.next;
+    tl_list_remove(&slot->link);
+    slot_drop_followers(slot);
+}
+
+void slot_free(struct slot *slot)
+{
+    slot->state = SLOT_FREE;
+    slot->subscription->busy_count--;
+    tl_list_push_back(&slot->subscription->unasked, &slot->link);
+}
+
+/* ------------------------------------------------------------------------------------------------------- asking -- */
 
 void subscription_retry_later(struct tl_subscription *subscription)
 {
@@ -83,51 +115,39 @@ void subscription_retry_later(struct tl_subscription *subscription)
     }
 }
 
-/* Returns the broken slot that has asked first; NULL: none is broken. */
-static struct slot *first_broken(struct tl_subscription *subscription)
+static void ask_again(struct slot *slot)
 {
-    struct slot *first = NULL;
-    for (size_t i = 0; i < subscription->slot_count; i++) {
-        struct slot *slot = &subscription->slots[i];
-        if (slot->state != SLOT_BROKEN) continue;
-        if (first == NULL || slot->request.fetch.number < first->request.fetch.number) first = slot;
-    }
-    return first;
+    slot->subscription->worker->operations.requests_retried++;
+    slot->state = SLOT_ASKED;
+    slot_forget_connection(slot);
+    tl_peer_fetch(slot->subscription->peer, &slot->request);
 }
 
 /* Asks again what is broken, in the order in which it was asked first: the owner may keep values for these requests. */
-static void retry(struct tl_timer *timer)
+static void ask_broken(struct tl_subscription *subscription)
 {
-    struct tl_subscription *subscription = TL_CONTAINER_OF(timer, struct tl_subscription, retry_timer);
-    struct slot *slot;
-    subscription_hold(subscription);
-    while (!subscription->is_ending && (slot = first_broken(subscription)) != NULL) {
-        subscription->worker->operations.requests_retried++;
-        slot->state = SLOT_ASKED;
-        slot_forget_connection(slot);
-        tl_peer_fetch(subscription->peer, &slot->request);
+    while (!subscription->is_ending && subscription->retried != &subscription->open) {
+        if (!subscription_may_go_on(subscription)) return;
+        struct slot *slot = slot_at(subscription->retried);
+        subscription->retried = slot->link.next;
+        if (slot->state == SLOT_BROKEN) ask_again(slot);
     }
-    for (size_t i = 0; i < subscription->slot_count && !subscription->is_ending; i++) {
-        if (subscription->slots[i].state == SLOT_FREE) slot_ask(&subscription->slots[i]);
-    }
-    subscription_let_go(subscription);
 }
 
-/* ------------------------------------------------------------------------------------------------------- asking -- */
-
-void slot_ask(struct slot *slot)
+/* Asks for another value. Returns false without memory for its completion. */
+static bool ask(struct slot *slot)
 {
     struct tl_subscription *subscription = slot->subscription;
     struct tl_worker *worker = subscription->worker;
     if (slot->value == NULL) slot->value = calloc(1, sizeof(*slot->value));
-    if (slot->value == NULL) {
-        subscription_retry_later(subscription);
-        return;
-    }
+    if (slot->value == NULL) return false;
     *slot->value = (struct value){
         .item.take = slot_take_value, .op = subscription->id, .user_data = subscription->user_data, .path_reason = ""};
     uint64_t number = ++worker->operations.next_request;
     slot->state = SLOT_ASKED;
+    subscription->busy_count++;
+    tl_list_remove(&slot->link);
+    tl_list_push_back(&subscription->open, &slot->link);
     slot->is_asked_again = false;
     slot->asked_ns = tl_clock_now_ns();
     if (tl_peer_is_self(subscription->peer)) {
@@ -135,6 +155,27 @@ void slot_ask(struct slot *slot)
     } else {
         slot_ask_peer(slot, number);
     }
+    return true;
+}
+
+void subscription_ask(struct tl_subscription *subscription)
+{
+    while (!subscription->is_ending && !tl_list_is_empty(&subscription->unasked)) {
+        if (!subscription_may_go_on(subscription)) return;
+        if (ask(slot_at(subscription->unasked.next))) continue;
+        subscription_retry_later(subscription);
+        return;
+    }
+}
+
+static void retry(struct tl_timer *timer)
+{
+    struct tl_subscription *subscription = TL_CONTAINER_OF(timer, struct tl_subscription, retry_timer);
+    subscription_hold(subscription);
+    subscription->retried = subscription->open.next;
+    ask_broken(subscription);
+    subscription_ask(subscription);
+    subscription_let_go(subscription);
 }
 
 /* ------------------------------------------------------------------------------------------------------- ending -- */
@@ -150,28 +191,21 @@ static void end_slot(struct slot *slot)
         is_over = tl_peer_cancel(&slot->request);
     } else if (slot->state == SLOT_LENT && tl_borrow_forget(slot->borrow)) {
         slot->borrow = NULL;
-        slot->state = SLOT_FREE;
+        slot_free(slot);
     }
     if (!is_over) return;
     if (!tl_peer_is_self(subscription->peer)) tl_peer_give_up(&slot->request);
-    slot->state = SLOT_FREE;
+    slot_close(slot);
+    slot_free(slot);
 }
 
-/* Ends slots, as many as the quota allows, and the rest when others had their turn. */
-static void end_slots(struct tl_closure *closure)
+/* Ends slots, as many as the quota allows. */
+static void end_slots(struct tl_subscription *subscription)
 {
-    struct tl_subscription *subscription = TL_CONTAINER_OF(closure, struct tl_subscription, round_closure);
-    struct tl_loop *loop = subscription->worker->loop;
-    struct tl_quota *quota = tl_loop_quota(loop);
     for (; subscription->ended_count < subscription->slot_count; subscription->ended_count++) {
-        if (tl_quota_left(quota) == 0) {
-            tl_loop_defer(loop, &subscription->round_closure);
-            return;
-        }
-        tl_quota_use(quota, 1);
+        if (!subscription_may_go_on(subscription)) return;
         end_slot(&subscription->slots[subscription->ended_count]);
     }
-    subscription_let_go(subscription);
 }
 
 void subscription_end(struct tl_subscription *subscription, const struct tl_error *error)
@@ -181,8 +215,8 @@ void subscription_end(struct tl_subscription *subscription, const struct tl_erro
     subscription->error = tl_error_keep(error);
     tl_timers_disarm(tl_loop_timers(subscription->worker->loop), &subscription->retry_timer);
     subscription_hold(subscription);
-    subscription->round_closure.run = end_slots;
-    end_slots(&subscription->round_closure);
+    end_slots(subscription);
+    subscription_let_go(subscription);
 }
 
 bool tl_subscription_cancel(struct tl_worker *worker, tl_op_id id)
@@ -219,10 +253,23 @@ static bool add_to_worker(struct tl_subscription *subscription)
     return is_added;
 }
 
+/* Others had their turn: what was left over is done. */
+static void go_on(struct tl_closure *closure)
+{
+    struct tl_subscription *subscription = TL_CONTAINER_OF(closure, struct tl_subscription, round_closure);
+    subscription->is_deferred = false;
+    subscription_hold(subscription);
+    if (subscription->is_ending) end_slots(subscription);
+    ask_broken(subscription);
+    subscription_ask(subscription);
+    subscription_let_go(subscription);
+}
+
 static void start(struct tl_closure *closure)
 {
     struct tl_subscription *subscription = TL_CONTAINER_OF(closure, struct tl_subscription, round_closure);
     struct tl_error closing;
+    subscription->round_closure.run = go_on;
     subscription_hold(subscription);
     subscription->is_registered = add_to_worker(subscription);
     if (!subscription->is_registered) {
@@ -231,8 +278,7 @@ static void start(struct tl_closure *closure)
         tl_error_set(&closing, TL_CANCELLED, "the worker was closed");
         subscription_end(subscription, &closing);
     }
-    for (size_t i = 0; i < subscription->slot_count && !subscription->is_ending; i++)
-        slot_ask(&subscription->slots[i]);
+    subscription_ask(subscription);
     subscription_let_go(subscription);
 }
 
@@ -265,6 +311,9 @@ static void init_slot(struct tl_subscription *subscription, struct slot *slot, s
 {
     slot->subscription = subscription;
     slot->state = SLOT_FREE;
+    tl_list_push_back(&subscription->unasked, &slot->link);
+    tl_list_init(&slot->followers);
+    tl_list_init(&slot->follow_link);
     slot->memory = destination != NULL ? tl_tensor_get(destination) : NULL;
     slot_init_request(slot);
 }
@@ -296,6 +345,10 @@ static enum tl_status create(struct tl_worker *worker, struct tl_peer *peer, con
     subscription->wants_checksum = worker->settings.checksum || options->wants_checksum;
     subscription->from_step = options->from_step;
     subscription->slot_count = options->count;
+    tl_list_init(&subscription->unasked);
+    tl_list_init(&subscription->open);
+    tl_list_init(&subscription->unchecked);
+    subscription->retried = &subscription->open;
     for (size_t i = 0; i < options->count; i++)
         init_slot(subscription, &subscription->slots[i], options->destinations ? options->destinations[i] : NULL);
     *ret_subscription = subscription;

@@ -16,7 +16,7 @@
  *                BROKEN
  */
 enum slot_state {
-    SLOT_FREE,   /* waits for memory to ask; while the subscription ends, it has ended */
+    SLOT_FREE,   /* waits for its turn to ask, or for memory; while the subscription ends, it has ended */
     SLOT_ASKED,  /* waits for the peer, or for the table of this worker */
     SLOT_BROKEN, /* waits for the retry timer */
     SLOT_HELD,   /* has its value or status; waits for a value that was given before it and still arrives */
@@ -49,6 +49,9 @@ struct own_request {
 
 struct slot {
     struct tl_subscription *subscription;
+    struct tl_list link;        /* FREE: in subscription->unasked; ASKED, BROKEN, HELD: in subscription->open */
+    struct tl_list followers;   /* HELD slots whose values were given later than this one's */
+    struct tl_list follow_link; /* HELD: in the followers of another slot, or in subscription->unchecked */
     enum slot_state state;
     bool is_asked_again;            /* its connection broke: the owner may keep a value for this very request */
     struct tl_peer_request request; /* when the peer is another worker */
@@ -72,8 +75,13 @@ struct tl_subscription {
     bool wants_checksum;
     unsigned retry_count;            /* since a value came last: each retry waits longer */
     unsigned hold_count;             /* calls that still use the subscription */
-    size_t held_count;               /* slots that are HELD */
-    struct tl_closure round_closure; /* takes it to the loop, and then goes on with its end */
+    struct tl_list unasked;          /* struct slot, FREE: they ask in this order */
+    struct tl_list open;             /* struct slot, in the order in which they have asked first */
+    struct tl_list unchecked;        /* struct slot, HELD: it is not known whether they wait for another one */
+    struct tl_list *retried;         /* in `open`: from here on broken slots ask again; the list's head: none do */
+    size_t busy_count;               /* slots that are not FREE */
+    struct tl_closure round_closure; /* takes it to the loop, and then does what was left over */
+    bool is_deferred;                /* round_closure waits until others had their turn */
     size_t ended_count;              /* slots that were ended, while it is_ending */
     struct tl_timer retry_timer;
     int64_t submitted_ns;
@@ -101,8 +109,15 @@ void subscription_hold(struct tl_subscription *subscription);
 void subscription_let_go(struct tl_subscription *subscription);
 /* Asks again after a pause, for all slots that are broken or free. Does nothing while the subscription ends. */
 void subscription_retry_later(struct tl_subscription *subscription);
-/* Asks for another value, when there is memory for its completion. The subscription may be gone when this returns. */
-void slot_ask(struct slot *slot);
+/* Returns whether the loop's quota allows one more slot to be handled; otherwise the rest is done when others had their
+ * turn. */
+bool subscription_may_go_on(struct tl_subscription *subscription);
+/* Lets free slots ask, as the quota allows. The subscription must be held. */
+void subscription_ask(struct tl_subscription *subscription);
+/* The slot is about to be LENT or FREE, so that later values need not wait for it. */
+void slot_close(struct slot *slot);
+/* The slot is free, and asks when it is its turn. */
+void slot_free(struct slot *slot);
 
 /* subscription_values.c */
 
@@ -114,8 +129,10 @@ void slot_take_value(struct tl_cq_item *item, struct tl_completion *ret_completi
 void slot_arrived(struct slot *slot, struct tl_tensor *tensor, uint64_t step, enum tl_path path);
 /* A request has failed for good. While the subscription ends, that is what was wanted. It must be held. */
 void slot_failed(struct slot *slot, const struct tl_error *error, uint64_t step, bool is_refusal);
-/* Passes the values and statuses to the program that need not wait for earlier ones any more. */
+/* Passes the values and statuses to the program that need not wait for earlier ones any more, as the quota allows. */
 void subscription_push_held(struct tl_subscription *subscription);
+/* It is not known any more that values which follow the slot's were given later. */
+void slot_drop_followers(struct slot *slot);
 
 /* subscription_requests.c */
 

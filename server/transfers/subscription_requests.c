@@ -65,6 +65,7 @@ void slot_forget_connection(struct slot *slot)
     slot->request.fetch.is_begun = false;
     slot->request.fetch.asked_order = 0;
     slot->is_asked_again = true;
+    slot_drop_followers(slot);
 }
 
 static void fetch_failed(struct slot *slot, const struct tl_error *error)
@@ -77,6 +78,7 @@ static void fetch_failed(struct slot *slot, const struct tl_error *error)
         tl_peer_fetch_on_link(subscription->peer, &slot->request, fetch->path_reason);
     } else if (may_ask_again && error->code == TL_UNAVAILABLE) {
         slot->state = SLOT_BROKEN;
+        slot_drop_followers(slot);
         subscription_retry_later(slot->subscription);
     } else {
         /* A final status is the peer's; but a value that it cannot send is not the last one. */

@@ -43,13 +43,12 @@ void slot_take_value(struct tl_cq_item *item, struct tl_completion *ret_completi
 static void returned(void *context)
 {
     struct slot *slot = context;
+    struct tl_subscription *subscription = slot->subscription;
     slot->borrow = NULL;
-    slot->state = SLOT_FREE;
-    if (slot->subscription->is_ending) {
-        subscription_maybe_over(slot->subscription);
-    } else {
-        slot_ask(slot);
-    }
+    subscription_hold(subscription);
+    slot_free(slot);
+    subscription_ask(subscription);
+    subscription_let_go(subscription);
 }
 
 /* Lends the tensor until the program puts it. While the subscription ends, nothing need come back. */
@@ -73,7 +72,7 @@ static void push(struct slot *slot)
     bool is_forgotten = slot->borrow == NULL || (subscription->is_ending && tl_borrow_forget(slot->borrow));
     if (is_forgotten) {
         slot->borrow = NULL;
-        slot->state = SLOT_FREE;
+        slot_free(slot);
     }
     tl_cq_push(subscription->cq, &value->item, &subscription->worker->progress);
     if (is_forgotten) subscription_retry_later(subscription); /* there was no memory; does nothing while it ends */
@@ -104,6 +103,7 @@ static void push_held(struct slot *slot)
     struct value *value = slot->value;
     struct tl_tensor *tensor = slot->arrived;
     slot->arrived = NULL;
+    slot_close(slot);
     if (tensor == NULL) {
         push_error(slot);
         return;
@@ -119,39 +119,42 @@ static void push_held(struct slot *slot)
     }
 }
 
-/* Whether a value that was given to an earlier request still arrives. The owner gives values to requests in the order
- * in which it has got them: on a data connection, what was asked before the held one has a value too, or its connection
- * is about to end. A request that is asked again may have a value that was given long before. */
-static bool must_wait(const struct tl_subscription *subscription, const struct slot *held)
+/* Returns a slot that has asked earlier, and whose value goes to the program before that of the held one; NULL: there
+ * is none. The owner gives values to requests in the order in which it has got them: on a data connection, what was
+ * asked before the held one has a value too, or its connection is about to end. A request that is asked again may have
+ * a value that was given long before. Few are looked at: those without a value are behind those that have one. */
+static struct slot *find_earlier(struct slot *held)
 {
-    for (size_t i = 0; i < subscription->slot_count; i++) {
-        const struct slot *slot = &subscription->slots[i];
+    struct tl_subscription *subscription = held->subscription;
+    for (struct tl_list *link = held->link.prev; link != &subscription->open; link = link->prev) {
+        struct slot *slot = TL_CONTAINER_OF(link, struct slot, link);
         const struct tl_fetch *fetch = &slot->request.fetch;
-        if (slot->state != SLOT_ASKED || fetch->number >= held->request.fetch.number) continue;
-        if (tl_fetch_is_begun(fetch)) return true;
-        if (!held->is_asked_again && tl_fetch_was_asked_before(fetch, &held->request.fetch)) return true;
+        subscription->worker->operations.slot_visits++;
+        if (slot->state == SLOT_HELD) return slot;
+        if (slot->state != SLOT_ASKED) continue;
+        if (tl_fetch_is_begun(fetch)) return slot;
+        if (!held->is_asked_again && tl_fetch_was_asked_before(fetch, &held->request.fetch)) return slot;
     }
-    return false;
+    return NULL;
 }
 
-/* Returns the held slot with the lowest step that need not wait any more; NULL: none. */
-static struct slot *next_held(struct tl_subscription *subscription)
+void slot_drop_followers(struct slot *slot)
 {
-    struct slot *next = NULL;
-    for (size_t i = 0; i < subscription->slot_count; i++) {
-        struct slot *slot = &subscription->slots[i];
-        if (slot->state != SLOT_HELD || must_wait(subscription, slot)) continue;
-        if (next == NULL || slot->value->step < next->value->step) next = slot;
-    }
-    return next;
+    tl_list_splice_back(&slot->subscription->unchecked, &slot->followers);
 }
 
 void subscription_push_held(struct tl_subscription *subscription)
 {
-    struct slot *slot;
-    while (subscription->held_count > 0 && (slot = next_held(subscription)) != NULL) {
-        subscription->held_count--;
-        push_held(slot);
+    while (!tl_list_is_empty(&subscription->unchecked)) {
+        if (!subscription_may_go_on(subscription)) return;
+        struct tl_list *link = tl_list_pop_front(&subscription->unchecked);
+        struct slot *slot = TL_CONTAINER_OF(link, struct slot, follow_link);
+        struct slot *earlier = find_earlier(slot);
+        if (earlier != NULL) {
+            tl_list_push_back(&earlier->followers, link);
+        } else {
+            push_held(slot);
+        }
     }
 }
 
@@ -162,7 +165,7 @@ static void settle(struct slot *slot, struct tl_tensor *tensor, uint64_t step, c
     slot->value->error = tensor == NULL ? tl_error_keep(error) : NULL;
     slot->arrived = tensor;
     slot->state = SLOT_HELD;
-    slot->subscription->held_count++;
+    tl_list_push_back(&slot->subscription->unchecked, &slot->follow_link);
 }
 
 void slot_arrived(struct slot *slot, struct tl_tensor *tensor, uint64_t step, enum tl_path path)
@@ -188,10 +191,7 @@ void slot_failed(struct slot *slot, const struct tl_error *error, uint64_t step,
         settle(slot, NULL, step, error);
         return;
     }
-    slot->state = SLOT_FREE;
-    if (subscription->is_ending) {
-        subscription_maybe_over(subscription);
-    } else {
-        subscription_end(subscription, error);
-    }
+    slot_close(slot);
+    slot_free(slot);
+    subscription_end(subscription, error); /* does nothing while it ends */
 }

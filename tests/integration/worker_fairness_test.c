@@ -64,15 +64,17 @@ static void expect_singles(size_t count, enum tl_status wanted)
     }
 }
 
-/* Worker 0 sends all items; their completions go to the same queue. */
-static void send_all(const struct items *made)
+/* Worker 0 sends all items; with a key as many values of that key, of steps from 1 on. Their completions go to the same
+ * queue. */
+static void send_values(const struct items *made, const char *key)
 {
     struct tl_send_item *sends = calloc(made->count, sizeof(*sends));
     const struct tl_send_many_options options = {
         .size_bytes = sizeof(options), .item_bytes = sizeof(struct tl_send_item), .is_quiet = true};
     for (size_t i = 0; i < made->count; i++)
-        sends[i] =
-            (struct tl_send_item){.key = made->keys[i], .step = 1, .tensor = cluster_tensor(VALUE_BYTES, (unsigned)i)};
+        sends[i] = (struct tl_send_item){.key = key != NULL ? key : made->keys[i],
+                                         .step = key != NULL ? i + 1 : 1,
+                                         .tensor = cluster_tensor(VALUE_BYTES, (unsigned)i)};
     tl_op_id id;
     enum tl_status status =
         tl_send_many(cluster.workers[0], sends, made->count, &options, CLUSTER_LONG, cq, NULL, &id, &error);
@@ -80,6 +82,11 @@ static void send_all(const struct items *made)
     for (size_t i = 0; i < made->count; i++)
         tl_tensor_put(sends[i].tensor);
     free(sends);
+}
+
+static void send_all(const struct items *made)
+{
+    send_values(made, NULL);
 }
 
 /* Takes completions until both groups are over. Returns how many members have arrived. */
@@ -126,6 +133,33 @@ START_TEST(sent)
         send_all(&made);
     }
     ck_assert_uint_eq(expect_both_groups(), MANY);
+    check();
+    free_items(&made);
+}
+END_TEST
+
+/* All buffers of a subscription ask; each gets a value, and asks once more; then it ends. */
+START_TEST(subscribed)
+{
+    static unsigned counts[MANY];
+    struct items made = make_items(MANY);
+    const struct tl_subscribe_options options = {.size_bytes = sizeof(options), .count = MANY};
+    tl_op_id id;
+    enum tl_status status =
+        tl_subscribe(cluster.workers[1], cluster_peer(cluster.workers[1], 0), "key", &options, cq, NULL, &id, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    wait_for_waiting(0, MANY);
+    send_values(&made, "key");
+    for (size_t i = 0; i < MANY + 1; i++) {
+        struct tl_completion completion = cluster_next(cq);
+        ck_assert_msg(completion.status.code == TL_OK, "%s", completion.status.message);
+        if (completion.kind == TL_OP_SUBSCRIBE) ck_assert_uint_eq(counts[completion.step - 1]++, 0);
+        tl_tensor_put(completion.tensor);
+    }
+    wait_for_waiting(0, MANY);
+    ck_assert_int_eq(tl_cancel(cluster.workers[1], id), TL_OK);
+    struct tl_completion last = cluster_next(cq);
+    ck_assert(last.is_last && last.status.code == TL_CANCELLED);
     check();
     free_items(&made);
 }
@@ -227,6 +261,7 @@ static void add(TCase *tcase)
 {
     tcase_add_test(tcase, published);
     tcase_add_loop_test(tcase, sent, 0, 2);
+    tcase_add_test(tcase, subscribed);
     tcase_add_test(tcase, deadlines);
     tcase_add_loop_test(tcase, step_ends, 0, 4);
     tcase_add_test(tcase, step_of_values_ends);

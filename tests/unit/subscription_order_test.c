@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The order of a subscription's completions: that in which the owner gave the values, also when a later one overtakes
- * an earlier one on its way, as values inside of messages overtake written ones. Peers, the queue and the loop are
+ * an earlier one on its way, as values inside of messages overtake written ones. With many buffers, how many of them
+ * are handled before others have their turn, and how many are looked at for that. Peers, the queue and the loop are
  * fakes: a test says in which order requests were asked, and what arrives when.
  */
 #include <check.h>
@@ -18,6 +19,7 @@
 #include "fakes/run_suite.h"
 
 #define COUNT 4
+#define MANY 1100 /* More than two rounds handle. */
 
 static struct tl_worker worker;
 static struct tl_timers timers;
@@ -27,6 +29,10 @@ static struct tl_subscription *subscription;
 static struct tl_tensor *tensor;
 static tl_op_id subscription_id;
 static int the_peer, the_borrow; /* stand for a peer and a borrow */
+static size_t fetch_count;       /* requests that were given to the peer */
+static uint64_t last_number;     /* the number of the latest one */
+static bool has_many;            /* there are MANY buffers, and values come in the order of their steps, from 1 on */
+static size_t pushed_count;
 
 /* ------------------------------------------------------------------------------------------------------- fakes -- */
 
@@ -68,6 +74,11 @@ void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item, const struct tl_progr
     char text[32];
     item->take(item, &completion);
     ck_assert_uint_eq(completion.op, subscription_id);
+    tl_tensor_put(completion.tensor);
+    if (has_many && completion.step != 0) {
+        ck_assert_uint_eq(completion.step, ++pushed_count);
+        return;
+    }
     if (completion.step != 0) {
         snprintf(text, sizeof(text), "%s%u",
                  completion.status.code == TL_OK ? "" : "failed:", (unsigned)completion.step);
@@ -75,7 +86,6 @@ void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item, const struct tl_progr
         snprintf(text, sizeof(text), "end:%d", (int)completion.status.code);
     }
     note(text);
-    tl_tensor_put(completion.tensor);
 }
 
 enum tl_status op_check_key(const char *key, struct tl_error *ret_error)
@@ -114,7 +124,10 @@ const char *tl_peer_name(const struct tl_peer *peer)
 
 void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request)
 {
-    (void)peer, (void)request;
+    (void)peer;
+    ck_assert_uint_gt(request->fetch.number, last_number);
+    last_number = request->fetch.number;
+    fetch_count++;
 }
 
 void tl_peer_fetch_on_link(struct tl_peer *peer, struct tl_peer_request *request, const char *reason)
@@ -199,18 +212,35 @@ static struct tl_fetch *fetch_of(size_t slot)
     return &subscription->slots[slot].request.fetch;
 }
 
-/* Subscribes with COUNT buffers, which are asked for in the order of their slots. */
-static void setup(void)
+static void subscribe(size_t count)
 {
     const uint64_t dims[] = {4};
-    const struct tl_subscribe_options options = {.size_bytes = sizeof(options), .count = COUNT};
+    const struct tl_subscribe_options options = {.size_bytes = sizeof(options), .count = count};
     struct tl_error error;
     tl_timers_init(&timers);
     ck_assert_int_eq(tl_tensor_create(TL_U8, 1, dims, &tensor, &error), TL_OK);
     ck_assert_int_eq(tl_subscribe(&worker, 1, "w", &options, (struct tl_cq *)&worker, NULL, &subscription_id, &error),
                      TL_OK);
     subscription = TL_CONTAINER_OF(posted, struct tl_subscription, round_closure);
-    posted->run(posted);
+}
+
+/* Runs what was posted or deferred, if there is any; with a new quota. */
+static bool run_round(void)
+{
+    struct tl_closure *closure = posted;
+    if (closure == NULL) return false;
+    posted = NULL;
+    tl_quota_renew(&quota);
+    closure->run(closure);
+    return true;
+}
+
+/* Subscribes with COUNT buffers, which are asked for in the order of their slots. */
+static void setup(void)
+{
+    subscribe(COUNT);
+    ck_assert(run_round());
+    ck_assert(!run_round());
     for (size_t i = 0; i < COUNT; i++)
         ck_assert_int_eq(subscription->slots[i].state, SLOT_ASKED);
 }
@@ -224,10 +254,28 @@ static void teardown(void)
     tl_timers_fini(&timers);
 }
 
+static void setup_many(void)
+{
+    has_many = true;
+    subscribe(MANY);
+}
+
+static void teardown_many(void)
+{
+    ck_assert(tl_subscription_cancel(&worker, subscription_id));
+    while (run_round())
+        continue;
+    check_calls("end:1");
+    ck_assert_uint_eq(worker.operations.open_ops, 0);
+    ck_assert_uint_eq(tl_quota_most(&quota), TL_QUOTA);
+    tl_tensor_put(tensor);
+    tl_timers_fini(&timers);
+}
+
 /* A data connection has asked for all slots, with numbers that begin with this one. */
 static void asked_on_a_data_connection(uint32_t first)
 {
-    for (size_t i = 0; i < COUNT; i++) {
+    for (size_t i = 0; i < subscription->slot_count; i++) {
         uint32_t number = first + (uint32_t)i;
         if (first + (uint32_t)i < first) number++; /* 0 is left out */
         tl_fetch_asked(fetch_of(i), number);
@@ -248,6 +296,15 @@ static void fails(size_t slot, uint64_t step, enum tl_status code)
     struct tl_fetch *fetch = fetch_of(slot);
     fetch->offer_step = step;
     fetch->ops->done(fetch, &(struct tl_error){.code = code, .message = "it failed"});
+}
+
+/* Requests are asked again in the order of their numbers. */
+static void retry_timer_fires(void)
+{
+    fake_clock_advance(TL_RECEIVE_MAX_BACK_OFF_NS);
+    last_number = 0;
+    tl_quota_renew(&quota);
+    ck_assert_uint_gt(tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0}), 0);
 }
 
 /* ------------------------------------------------------------------------------------------------------- tests -- */
@@ -314,8 +371,7 @@ START_TEST(broken_connections_hold_nothing_up)
     fails(1, 0, TL_UNAVAILABLE);
     check_calls("3");
     /* Both are asked again: the owner may have given the second one its value long before the first. */
-    fake_clock_advance(TL_RECEIVE_MAX_BACK_OFF_NS);
-    ck_assert_uint_gt(tl_timers_fire_due(&timers, tl_clock_now_ns(), &(struct tl_quota){0}), 0);
+    retry_timer_fires();
     ck_assert_int_eq(subscription->slots[0].state, SLOT_ASKED);
     ck_assert_int_eq(subscription->slots[1].state, SLOT_ASKED);
     tl_fetch_asked(fetch_of(0), 11);
@@ -344,17 +400,96 @@ END_TEST
 /* The end of many requests leaves room for others. */
 START_TEST(ends_in_rounds)
 {
+    tl_quota_renew(&quota);
     tl_quota_use(&quota, TL_QUOTA - 1);
     ck_assert(tl_subscription_cancel(&worker, subscription_id));
     check_calls("");
     ck_assert_uint_eq(subscription->ended_count, 1);
-    tl_quota_renew(&quota);
-    posted->run(posted);
+    ck_assert(run_round());
     check_calls("end:1");
     tl_tensor_put(tensor);
     tl_timers_fini(&timers);
 }
 END_TEST
+
+/* Runs all rounds, in each of which at most 512 requests are asked. */
+static void ask_in_rounds(void)
+{
+    for (size_t before = fetch_count; run_round(); before = fetch_count)
+        ck_assert_uint_le(fetch_count - before, TL_QUOTA);
+}
+
+START_TEST(asks_in_rounds)
+{
+    ask_in_rounds();
+    ck_assert_uint_eq(fetch_count, MANY);
+    ck_assert_int_eq(subscription->slots[MANY - 1].state, SLOT_ASKED);
+}
+END_TEST
+
+/* A connection breaks, and all is asked again. Meanwhile a value comes for the request whose turn is next. */
+START_TEST(asks_again_in_rounds)
+{
+    ask_in_rounds();
+    for (size_t i = 0; i < MANY; i++)
+        fails(i * 7 % MANY, 0, TL_UNAVAILABLE);
+    fetch_count = 0;
+    retry_timer_fires();
+    ck_assert_uint_eq(fetch_count, TL_QUOTA);
+    struct slot *next = TL_CONTAINER_OF(subscription->retried, struct slot, link);
+    ck_assert_int_eq(next->state, SLOT_BROKEN);
+    tl_quota_renew(&quota);
+    arrive((size_t)(next - subscription->slots), 1);
+    ck_assert_uint_eq(pushed_count, 1);
+    ask_in_rounds();
+    ck_assert_uint_eq(fetch_count, MANY - 1);
+    ck_assert_uint_eq(worker.operations.requests_retried, MANY - 1);
+}
+END_TEST
+
+/* The value of the i-th place in the order of arrival. */
+static size_t arriving(int order, size_t i)
+{
+    switch (order) {
+    case 0: /* in order */
+        return i;
+    case 1: /* the last one first */
+        return MANY - 1 - i;
+    case 2: /* the first one last */
+        return (i + 1) % MANY;
+    case 3: /* those of odd places, as inline ones, and then the others, as written ones */
+        return i < MANY / 2 ? 2 * i + 1 : 2 * (i - MANY / 2);
+    default: /* mixed */
+        return i * 7 % MANY;
+    }
+}
+
+/* Whatever the order in which values arrive: how many requests are looked at does not grow with the number of buffers,
+ * and no more than 512 values are passed on at once. */
+START_TEST(order_costs_little)
+{
+    ask_in_rounds();
+    asked_on_a_data_connection(1);
+    for (size_t i = 0; i < MANY; i++) {
+        size_t slot = arriving(_i, i), before = pushed_count;
+        tl_quota_renew(&quota);
+        arrive(slot, slot + 1);
+        ck_assert_uint_le(pushed_count - before, TL_QUOTA);
+    }
+    for (size_t before = pushed_count; run_round(); before = pushed_count)
+        ck_assert_uint_le(pushed_count - before, TL_QUOTA);
+    ck_assert_uint_eq(pushed_count, MANY);
+    ck_assert_uint_le(worker.operations.slot_visits, 2 * MANY);
+}
+END_TEST
+
+static void add_many(Suite *suite, const char *name, const TTest *test, int count)
+{
+    TCase *tcase = tcase_create(name);
+    tcase_add_checked_fixture(tcase, setup_many, teardown_many);
+    tcase_add_loop_test(tcase, test, 0, count);
+    suite_add_tcase(suite, tcase);
+}
 
 int main(void)
 {
@@ -375,5 +510,8 @@ int main(void)
     tcase_add_test(tcase, the_end_comes_last);
     tcase_add_test(tcase, ends_in_rounds);
     suite_add_tcase(suite, tcase);
+    add_many(suite, "asks_in_rounds", asks_in_rounds, 1); /* tests/defects runs each of these alone */
+    add_many(suite, "asks_again_in_rounds", asks_again_in_rounds, 1);
+    add_many(suite, "order_costs_little", order_costs_little, 5);
     return run_suite(suite);
 }
