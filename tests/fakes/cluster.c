@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "fakes/pattern.h"
 #include "fakes/proxy.h"
 
 /* The range lies below the ports that the kernel gives to connections. */
@@ -194,24 +195,12 @@ struct tl_worker_stats cluster_stats(struct tl_worker *worker)
 
 /* ----------------------------------------------------------------------------------------------------- tensors -- */
 
-static unsigned char pattern(uint64_t at, unsigned seed)
-{
-    return (unsigned char)((at * 2654435761u >> 7) + at + seed * 101);
-}
-
-void cluster_fill(void *data, uint64_t size_bytes, unsigned seed)
-{
-    unsigned char *bytes = data;
-    for (uint64_t i = 0; i < size_bytes; i++)
-        bytes[i] = pattern(i, seed);
-}
-
 struct tl_tensor *cluster_tensor(uint64_t size_bytes, unsigned seed)
 {
     struct tl_tensor *tensor;
     struct tl_error error;
     must(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, &error), &error);
-    cluster_fill(tl_tensor_data(tensor), size_bytes, seed);
+    pattern_fill(tl_tensor_data(tensor), size_bytes, seed);
     return tensor;
 }
 
@@ -219,10 +208,7 @@ bool cluster_tensor_is(const struct tl_tensor *tensor, uint64_t size_bytes, unsi
 {
     if (tensor == NULL || tl_tensor_dtype(tensor) != TL_U8 || tl_tensor_rank(tensor) != 1) return false;
     if (tl_tensor_size_bytes(tensor) != size_bytes || tl_tensor_dims(tensor)[0] != size_bytes) return false;
-    const unsigned char *bytes = tl_tensor_data(tensor);
-    for (uint64_t i = 0; i < size_bytes; i++)
-        if (bytes[i] != pattern(i, seed)) return false;
-    return true;
+    return pattern_is(tl_tensor_data(tensor), size_bytes, seed);
 }
 
 static void count_release(void *data, void *context)

@@ -58,7 +58,6 @@ struct tl_tensor *cluster_tensor(uint64_t size_bytes, unsigned seed);
 bool cluster_tensor_is(const struct tl_tensor *tensor, uint64_t size_bytes, unsigned seed);
 /* Makes the same around memory of the caller; `released` grows by one when that memory is given back. */
 struct tl_tensor *cluster_wrap(void *data, uint64_t size_bytes, unsigned *released);
-void cluster_fill(void *data, uint64_t size_bytes, unsigned seed);
 
 /* These send, receive and publish; all of them must succeed. */
 void cluster_send(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor, struct tl_cq *cq);

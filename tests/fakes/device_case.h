@@ -10,6 +10,7 @@
 
 #include "base/loop_core.h"
 #include "fakes/cuda/fake_cuda.h"
+#include "fakes/pattern.h"
 #include "tensor/device.h"
 #include "tensor/tensor.h"
 
@@ -85,17 +86,12 @@ static inline unsigned char *look(const struct tl_tensor *tensor)
 
 static inline void fill(struct tl_tensor *tensor, unsigned seed)
 {
-    unsigned char *bytes = look(tensor);
-    for (uint64_t i = 0; i < tl_tensor_size_bytes(tensor); i++)
-        bytes[i] = (unsigned char)(i * 7 + i / 251 + seed);
+    pattern_fill(look(tensor), tl_tensor_size_bytes(tensor), seed);
 }
 
 static inline bool is_filled(const struct tl_tensor *tensor, unsigned seed)
 {
-    const unsigned char *bytes = look(tensor);
-    for (uint64_t i = 0; i < tl_tensor_size_bytes(tensor); i++)
-        if (bytes[i] != (unsigned char)(i * 7 + i / 251 + seed)) return false;
-    return true;
+    return pattern_is(look(tensor), tl_tensor_size_bytes(tensor), seed);
 }
 
 /* What there is on the device, once all that was asked for and given back before is done: an allocation for which there

@@ -16,6 +16,7 @@
 #include "dataplane/engine/conn_internal.h"
 #include "fakes/engine_source.h"
 #include "fakes/made_memory.h"
+#include "fakes/pattern.h"
 #include "tensor/mapped_tensor.h"
 
 /* After so many rounds without anything to do, nothing more will happen: operations may be tried again and again, and a
@@ -346,16 +347,9 @@ void engine_ask_fini(struct engine_ask *ask)
 
 /* ----------------------------------------------------------------------------------------------------- tensors -- */
 
-static uint8_t byte_at(uint64_t place, uint64_t seed)
-{
-    return (uint8_t)((place * 31 + (place >> 8) * 7 + seed * 131) ^ (seed >> 3));
-}
-
 static struct tl_tensor *fill(struct tl_tensor *tensor, uint64_t seed)
 {
-    uint8_t *data = tl_tensor_data(tensor);
-    for (uint64_t i = 0; i < tl_tensor_size_bytes(tensor); i++)
-        data[i] = byte_at(i, seed);
+    pattern_fill(tl_tensor_data(tensor), tl_tensor_size_bytes(tensor), seed);
     return tensor;
 }
 
@@ -399,10 +393,5 @@ struct tl_tensor *engine_file_bytes(uint64_t size_bytes, uint64_t seed)
 
 bool engine_is_bytes(const struct tl_tensor *tensor, uint64_t size_bytes, uint64_t seed)
 {
-    const uint8_t *data = tl_tensor_data(tensor);
-    if (tl_tensor_size_bytes(tensor) != size_bytes) return false;
-    for (uint64_t i = 0; i < size_bytes; i++) {
-        if (data[i] != byte_at(i, seed)) return false;
-    }
-    return true;
+    return tl_tensor_size_bytes(tensor) == size_bytes && pattern_is(tl_tensor_data(tensor), size_bytes, seed);
 }

@@ -32,7 +32,6 @@ class Run(unittest.TestCase):
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         return result.stdout, json.loads(pathlib.Path(folder.name, "python.json").read_text())["samples"]
 
-    @unittest.skipIf(python_support.SANITIZE, "other tests look at the package with sanitizers")
     def test_all_rows(self):
         out, samples = self.run_bench()
         for row in ROWS:
@@ -42,7 +41,6 @@ class Run(unittest.TestCase):
         for name in PEERS:
             self.assertIn(f"skipped: {name}: --without-pypi", out)
 
-    @unittest.skipIf(python_support.SANITIZE, "other tests look at the package with sanitizers")
     def test_rows_that_are_chosen(self):
         _, samples = self.run_bench("--only", "VGG16 into a module, local, thread")
         self.assertEqual(set(samples), {"local thread state 0", "c model thread into_model 0"})

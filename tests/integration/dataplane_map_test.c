@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fakes/pattern.h"
 #include "fakes/transport_case.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
@@ -26,7 +27,7 @@ static void write_file(void)
     int len = snprintf(shape, sizeof(shape), "{'descr': '|u1', 'fortran_order': False, 'shape': (%d,), }", FILE_BYTES);
     memcpy(bytes + 10, shape, (size_t)len);
     bytes[HEADER_BYTES - 1] = '\n';
-    cluster_fill(bytes + HEADER_BYTES, FILE_BYTES, 3);
+    pattern_fill(bytes + HEADER_BYTES, FILE_BYTES, 3);
     temp_write(temp_path("w.npy"), bytes, sizeof(bytes));
 }
 

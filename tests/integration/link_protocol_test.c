@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "fakes/cluster.h"
 #include "fakes/device_case.h"
+#include "fakes/pattern.h"
 #include "fakes/raw_call.h"
 #include "fakes/run_suite.h"
 #include "tensorlane/v1/transfer.pb-c.h"
@@ -143,7 +144,7 @@ static void setup(void)
     cluster_init(&cluster, 2, "\"timeouts\": {\"reservation\": \"300ms\"}");
     worker = cluster_open(&cluster, 0);
     cq = cluster_cq();
-    cluster_fill(bytes, sizeof(bytes), 1);
+    pattern_fill(bytes, sizeof(bytes), 1);
 }
 
 static void teardown(void)

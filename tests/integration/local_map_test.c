@@ -14,6 +14,7 @@
 
 #include "fakes/cluster.h"
 #include "fakes/descriptors.h"
+#include "fakes/pattern.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
 #include "server/worker_internal.h"
@@ -38,8 +39,8 @@ static void write_file(void)
                        "\"large\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[%d,%d]}}",
                        SMALL_BYTES, SMALL_BYTES, LARGE_BYTES, SMALL_BYTES, SMALL_BYTES + LARGE_BYTES);
     bytes[8 + len] = ' ';
-    cluster_fill(bytes + 8 + 248, SMALL_BYTES, 1);
-    cluster_fill(bytes + 8 + 248 + SMALL_BYTES, LARGE_BYTES, 2);
+    pattern_fill(bytes + 8 + 248, SMALL_BYTES, 1);
+    pattern_fill(bytes + 8 + 248 + SMALL_BYTES, LARGE_BYTES, 2);
     temp_write(temp_path("model.safetensors"), bytes, sizeof(bytes));
 }
 
@@ -71,7 +72,7 @@ static void start_owner(void)
     const uint64_t size = LARGE_BYTES;
     struct tl_worker *published = cluster_open(&cluster, 0);
     if (tl_tensor_create_shared(TL_U8, 1, &size, &tensor, &error) != TL_OK) _exit(1);
-    cluster_fill(tl_tensor_data(tensor), LARGE_BYTES, 3);
+    pattern_fill(tl_tensor_data(tensor), LARGE_BYTES, 3);
     cluster_publish(published, "made", 7, tensor);
     tl_tensor_put(tensor);
     sigwait(&signals, &number);

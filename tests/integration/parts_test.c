@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Receives of parts of tensors, over a link, within a host, and from the worker itself. */
 #include <check.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,6 +80,14 @@ static enum tl_status receive(const struct tl_part *part, struct tl_tensor *dest
     return tl_recv_wait(asker, peer, "m", 0, &options, CLUSTER_LONG, ret_completion, &error);
 }
 
+/* Each assertion of check notes its place in a file, which would take most of the time of these tests. */
+static void expect_element(uint64_t element, uint64_t expected, uint64_t row, uint64_t column)
+{
+    if (element != expected)
+        ck_abort_msg("row %" PRIu64 " column %" PRIu64 ": %" PRIu64 " and not %" PRIu64, row, column, element,
+                     expected);
+}
+
 static void expect_box(const struct tl_tensor *tensor, const uint64_t *start, const uint64_t *size)
 {
     ck_assert_int_eq(tl_tensor_dtype(tensor), TL_U32);
@@ -88,7 +97,7 @@ static void expect_box(const struct tl_tensor *tensor, const uint64_t *start, co
         ck_assert_uint_eq(tl_tensor_dims(tensor)[i], size[i]);
     for (uint64_t row = 0; row < size[0]; row++)
         for (uint64_t column = 0; column < size[1]; column++)
-            ck_assert_uint_eq(*elements++, (start[0] + row) * COLUMNS + start[1] + column);
+            expect_element(*elements++, (start[0] + row) * COLUMNS + start[1] + column, row, column);
 }
 
 static const uint64_t starts[][2] = {{128, 0}, {0, 64}, {3, 5}, {511, 255}, {0, 0}, {512, 0}, {0, 5}};
@@ -166,7 +175,7 @@ START_TEST(into_a_box_of_the_destination)
                                  from_column < sizes[i][1];
                 uint64_t expected =
                     is_inside ? (starts[i][0] + from_row) * COLUMNS + starts[i][1] + from_column : 0xeeeeeeee;
-                ck_assert_uint_eq(elements[row * dims[1] + column], expected);
+                expect_element(elements[row * dims[1] + column], expected, row, column);
             }
         }
         tl_tensor_put(completion.tensor);
@@ -229,7 +238,7 @@ START_TEST(many_at_once)
     }
     const uint32_t *elements = tl_tensor_data(destination);
     for (uint32_t i = 0; i < ELEMENTS; i++)
-        ck_assert_uint_eq(elements[i], i);
+        expect_element(elements[i], i, i / COLUMNS, i % COLUMNS);
     tl_tensor_put(destination);
     items[1].part = &(struct tl_part){.size_bytes = sizeof(struct tl_part)};
     ck_assert_int_eq(tl_recv_many_wait(asker, peer, items, 2, &options, CLUSTER_LONG, completions, &error),

@@ -8,6 +8,7 @@
 
 #include "fakes/cluster.h"
 #include "fakes/descriptors.h"
+#include "fakes/pattern.h"
 #include "fakes/run_suite.h"
 #include "server/worker_internal.h"
 
@@ -153,7 +154,7 @@ START_TEST(tensor_received_from_itself_outlives_the_worker)
 {
     unsigned released = 0;
     char bytes[5000];
-    cluster_fill(bytes, sizeof(bytes), 2);
+    pattern_fill(bytes, sizeof(bytes), 2);
     struct tl_tensor *tensor = cluster_wrap(bytes, sizeof(bytes), &released);
     cluster_send(cluster.workers[0], "a", 1, tensor, cq);
     tl_tensor_put(tensor);

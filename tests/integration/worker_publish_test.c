@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "fakes/cluster.h"
+#include "fakes/pattern.h"
 #include "fakes/proxy.h"
 #include "fakes/raw_call.h"
 #include "fakes/run_suite.h"
@@ -152,7 +153,7 @@ START_TEST(replaced_tensor_finishes_with_its_old_bytes)
 {
     unsigned released = 0;
     void *bytes = malloc(BIG_BYTES);
-    cluster_fill(bytes, BIG_BYTES, 1);
+    pattern_fill(bytes, BIG_BYTES, 1);
     struct tl_tensor *tensor = cluster_wrap(bytes, BIG_BYTES, &released);
     cluster_publish(cluster.workers[0], "w", 1, tensor);
     tl_tensor_put(tensor);
@@ -271,7 +272,7 @@ START_TEST(pushed_tensor_outlives_the_worker)
     Tensorlane__V1__MetaData meta_data = TENSORLANE__V1__META_DATA__INIT;
     uint64_t dims[1] = {1000};
     unsigned char bytes[1000];
-    cluster_fill(bytes, sizeof(bytes), 6);
+    pattern_fill(bytes, sizeof(bytes), 6);
     meta_data.dtype = TENSORLANE__V1__DTYPE__U8;
     meta_data.n_dims = 1;
     meta_data.dims = dims;

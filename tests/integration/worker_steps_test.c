@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "fakes/cluster.h"
+#include "fakes/pattern.h"
 #include "fakes/proxy.h"
 #include "fakes/run_suite.h"
 
@@ -168,7 +169,7 @@ START_TEST(abort_while_the_tensor_is_on_its_way)
 {
     unsigned released = 0;
     void *bytes = malloc(BIG_BYTES);
-    cluster_fill(bytes, BIG_BYTES, 1);
+    pattern_fill(bytes, BIG_BYTES, 1);
     struct tl_tensor *tensor = cluster_wrap(bytes, BIG_BYTES, &released);
     struct tl_cq *recv_cq = cluster_cq();
     proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);

@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "fakes/cluster.h"
 #include "fakes/device_case.h"
+#include "fakes/pattern.h"
 #include "fakes/run_suite.h"
 
 static struct cluster cluster;
@@ -33,7 +34,7 @@ static struct tl_tensor *create(enum tl_dtype dtype, unsigned rank, const uint64
     struct tl_tensor *tensor;
     enum tl_status status = tl_tensor_create(dtype, rank, dims, &tensor, &error);
     ck_assert_msg(status == TL_OK, "%s", error.message);
-    if (tl_tensor_size_bytes(tensor) > 0) cluster_fill(tl_tensor_data(tensor), tl_tensor_size_bytes(tensor), rank);
+    if (tl_tensor_size_bytes(tensor) > 0) pattern_fill(tl_tensor_data(tensor), tl_tensor_size_bytes(tensor), rank);
     return tensor;
 }
 
@@ -521,7 +522,7 @@ START_TEST(wrapped_memory_is_released_once_and_only_then)
     for (unsigned round = 0; round < 50; round++) {
         unsigned released = 0;
         void *bytes = malloc(size_bytes);
-        cluster_fill(bytes, size_bytes, round);
+        pattern_fill(bytes, size_bytes, round);
         struct tl_tensor *tensor = cluster_wrap(bytes, size_bytes, &released);
         cluster_send(cluster.workers[0], "t", round, tensor, cq);
         tl_tensor_put(tensor);
