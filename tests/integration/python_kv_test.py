@@ -248,11 +248,15 @@ class Index(Owned):
         async def map_late(peer, key, timeout):
             if key == "kv/index":
                 client._endpoint.map = map_one
+                former = client._endpoint.info(peer).incarnation
                 self.end(self.owner)
                 await asyncio.get_running_loop().run_in_executor(None, self.start, self.address)
                 with kv.Client(self.address) as other:
                     wait_until(lambda: other.set(["k0"], [block(9)]) == [True], "the owner is there")
                     wait_until(lambda: other.exists(["k0"]) == [True], "it is in the index")
+                # A map that begins before the client has found the other owner fails.
+                while client._endpoint.info(peer).state != "up" or client._endpoint.info(peer).incarnation == former:
+                    await asyncio.sleep(0.01)
             return await map_one(peer, key, PATIENCE)
 
         with unittest.mock.patch.object(client._endpoint, "map", map_late):
