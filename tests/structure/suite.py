@@ -11,7 +11,7 @@
 release   builds, then every test: unit, integration, fuzz corpus, structure, package
 asan      builds with AddressSanitizer and UndefinedBehaviorSanitizer, then unit, integration, fuzz corpus
 tsan      builds with clang and ThreadSanitizer, then the tests labelled threads
-fuzz      builds with libFuzzer and runs every target for 10 s
+fuzz      builds with libFuzzer and runs every target for 5 s
 vm        builds as release does, then every test of tests/rdma_vm: programs run in a virtual machine with RDMA devices;
           none of these may be skipped
 interop   builds as release does, then tests with current packages of PyPI (tests/interop), which are skipped without it
@@ -40,7 +40,7 @@ PROCESSORS = os.cpu_count() or 2
 # Most tests wait most of the time; with sanitizers they compute more.
 JOBS = min(16, 3 * PROCESSORS)
 SANITIZED_JOBS = min(16, 2 * PROCESSORS)
-FUZZ_SECONDS = 10
+FUZZ_SECONDS = 5
 VM_TEST_SECONDS = 600
 # Python's unittest prints this for a skipped test of a file.
 SKIPPED_INSIDE = re.compile(r"^(\w+) \([\w.]+\) \.\.\. skipped ['\"](.*)['\"]$", re.MULTILINE)
