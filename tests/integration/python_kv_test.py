@@ -16,7 +16,8 @@ import time
 import unittest
 import unittest.mock
 
-from python_support import PACKAGES, PATIENCE, SANITIZE, run_script, start_script, tensorlane, wait_until
+from python_support import (PACKAGES, PATIENCE, SANITIZE, run_script, start_script, tensorlane, wait_until,
+                            without_address_sanitizer)
 
 from tensorlane import kv
 
@@ -632,6 +633,7 @@ class Failures(Owned):
         wait_until(is_given_back, "what was under way is given back")
         self.assertEqual(self.get(["first"]), [b"x" * BLOCK])
 
+    @without_address_sanitizer
     def test_fork(self):
         """Calls of the child raise an error, and those of the parent go on."""
         self.assertEqual(self.set(0, 1), [True])

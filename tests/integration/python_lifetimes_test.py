@@ -145,6 +145,7 @@ class Ends(unittest.TestCase):
             gc.collect()
         python_support.wait_until(lambda: gone() is None, "the memory is given back")
 
+    @python_support.without_address_sanitizer
     def test_fork(self):
         """The child gets errors, may use what it has, and ends in every way; the parent goes on."""
         out = run_script("""
@@ -184,6 +185,7 @@ class Ends(unittest.TestCase):
             """)
         self.assertEqual(out.split(), ["child", "exit", "7", "child", "_exit", "7", "child", "raise", "1"])
 
+    @python_support.without_address_sanitizer
     def test_fork_while_calls_wait(self):
         """What an event loop of the parent waits for fails in the child, where nothing completes."""
         out = run_script("""
@@ -221,6 +223,7 @@ class Ends(unittest.TestCase):
             """)
         self.assertEqual(out, "failed " * 4 + "failed\n")
 
+    @python_support.without_address_sanitizer
     def test_fork_by_the_handler_of_a_signal(self):
         out = run_script("""
             def fork(*_):
