@@ -294,8 +294,9 @@ END_TEST
 START_TEST(a_sleeping_borrower_rests)
 {
     borrow();
-    ck_assert(!tl_poller_run(&poller, tl_clock_deadline_ns(TL_NS_PER_MS)));
-    ck_assert(!tl_poller_has_borrowed(&poller));
+    do { /* A round whose deadline has passed when it begins does not sleep. */
+        ck_assert(!tl_poller_run(&poller, tl_clock_deadline_ns(TL_NS_PER_MS)));
+    } while (tl_poller_has_borrowed(&poller));
     happen();
     wait_until_handled(1);
     ck_assert_uint_eq(source.handled_here, 0);
