@@ -115,8 +115,7 @@ static PyObject *worker_open(PyObject *self, PyObject *args)
             "processes with the method \"spawn\"");
     if (!py_releases_start(module->releases))
         return py_raise_text(module, TL_RESOURCE_EXHAUSTED,
-                             "nothing can tell this process from one that is forked from it: %s; Linux 4.14 or later "
-                             "is needed",
+                             "no memory that the kernel clears in children of fork: %s; Linux 4.14 or later is needed",
                              strerror(errno));
     struct tl_worker *worker;
     struct tl_error error;

@@ -34,7 +34,7 @@ class Failure(Exception):
     """The guest failed; the text has the end of its console."""
 
 
-# Of the emulated processor; what each costs: accelerator().
+# Features that the emulated processor does not have; accelerator() says what they would cost.
 WITHOUT = "-erms,-xsave,-avx,-avx2,-la57,-smap,-smep,-umip,-pku"
 
 
