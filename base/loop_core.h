@@ -113,10 +113,10 @@ static inline bool tl_loop_core_prepare_sleep(struct tl_loop_core *core)
     return !tl_loop_core_has_deferred(core) && tl_mailbox_prepare_sleep(&core->mailbox);
 }
 
-/* Ends what tl_loop_core_prepare_sleep has announced. */
-static inline void tl_loop_core_end_sleep(struct tl_loop_core *core)
+/* Ends what tl_loop_core_prepare_sleep has announced. Returns whether a post has asked its caller to wake the owner. */
+static inline bool tl_loop_core_end_sleep(struct tl_loop_core *core)
 {
-    tl_mailbox_end_sleep(&core->mailbox);
+    return tl_mailbox_end_sleep(&core->mailbox);
 }
 
 #endif

@@ -68,9 +68,11 @@ bool tl_mailbox_prepare_sleep(struct tl_mailbox *mailbox)
     return may_sleep;
 }
 
-void tl_mailbox_end_sleep(struct tl_mailbox *mailbox)
+bool tl_mailbox_end_sleep(struct tl_mailbox *mailbox)
 {
     TL_CHECK(pthread_mutex_lock(&mailbox->mutex) == 0);
+    bool is_woken = !mailbox->is_owner_asleep;
     mailbox->is_owner_asleep = false;
     TL_CHECK(pthread_mutex_unlock(&mailbox->mutex) == 0);
+    return is_woken;
 }

@@ -53,7 +53,7 @@ static inline bool tl_mailbox_has_taken(const struct tl_mailbox *mailbox)
 /* Announces a sleep. Returns false when closures wait: the owner must not sleep then. Thread: owner. */
 bool tl_mailbox_prepare_sleep(struct tl_mailbox *mailbox) TL_MUST_USE;
 
-/* Ends a sleep. Thread: owner. */
-void tl_mailbox_end_sleep(struct tl_mailbox *mailbox);
+/* Ends a sleep. Returns whether a post has asked its caller to wake the owner meanwhile. Thread: owner. */
+bool tl_mailbox_end_sleep(struct tl_mailbox *mailbox);
 
 #endif

@@ -336,7 +336,7 @@ bool tl_loop_run_closures(struct tl_loop *loop)
 bool tl_loop_has_work(struct tl_loop *loop)
 {
     if (!tl_loop_core_prepare_sleep(&loop->core)) return true;
-    tl_loop_core_end_sleep(&loop->core);
+    (void)tl_loop_core_end_sleep(&loop->core);
     return false;
 }
 
@@ -367,7 +367,7 @@ bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns)
     bool did_work = run_all_closures(loop);
     bool may_sleep = !did_work && tl_loop_core_prepare_sleep(&loop->core);
     bool has_events = wait_for_events(loop, may_sleep ? tl_loop_core_sleep_until_ns(&loop->core, deadline_ns) : 0);
-    if (may_sleep) tl_loop_core_end_sleep(&loop->core);
+    if (may_sleep) (void)tl_loop_core_end_sleep(&loop->core);
     if (loop->has_heard) begin_watching(loop);
     loop->has_heard = false;
     did_work |= run_all_closures(loop) || has_events;

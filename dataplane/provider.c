@@ -106,9 +106,9 @@ bool tl_provider_arm(struct tl_provider *provider)
     return provider->ops->arm == NULL || provider->ops->arm(provider);
 }
 
-void tl_provider_disarm(struct tl_provider *provider)
+void tl_provider_disarm(struct tl_provider *provider, bool is_woken)
 {
-    if (provider->ops->disarm != NULL) provider->ops->disarm(provider);
+    if (provider->ops->disarm != NULL) provider->ops->disarm(provider, is_woken);
 }
 
 bool tl_queue_pair_has_spare_window(struct tl_queue_pair *pair)

@@ -169,8 +169,9 @@ struct tl_provider_ops {
     /* Makes `fd` readable once, as soon as there is something to poll. Returns false when there is already: poll again.
      */
     bool (*arm)(struct tl_provider *provider);
-    /* Called after sleeping on fd. */
-    void (*disarm)(struct tl_provider *provider);
+    /* Called after sleeping on fd. is_woken: fd was perhaps readable; false: it did not end the sleep, so that the
+     * system call that looks at it can wait. */
+    void (*disarm)(struct tl_provider *provider, bool is_woken);
     /* Sleeps on fd, between arm and disarm, and on `other` as well, at most until until_ns (TL_TIME_NEVER: without a
      * limit); may return earlier. Returns whether other is readable. `other` stays registered until another one is
      * named; -1: none, and no sleep. NULL: the caller sleeps with poll. */
@@ -359,7 +360,7 @@ enum tl_status tl_queue_pair_map(struct tl_queue_pair *pair, const struct tl_des
  * it, once. */
 void tl_provider_fail(struct tl_provider *provider, const struct tl_error *reason);
 bool tl_provider_arm(struct tl_provider *provider);
-void tl_provider_disarm(struct tl_provider *provider);
+void tl_provider_disarm(struct tl_provider *provider, bool is_woken);
 void tl_queue_pair_doorbell(struct tl_queue_pair *pair);
 bool tl_queue_pair_has_spare_window(struct tl_queue_pair *pair);
 

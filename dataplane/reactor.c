@@ -282,15 +282,16 @@ static bool begin_sleep(struct tl_reactor *reactor, unsigned *ret_events)
     bool is_armed = tl_provider_arm(reactor->provider);
     *ret_events = poll_provider(reactor);
     if (is_armed && *ret_events == 0) return true;
-    tl_loop_core_end_sleep(&reactor->core);
+    (void)tl_loop_core_end_sleep(&reactor->core);
     return false;
 }
 
-static void end_sleep(struct tl_reactor *reactor)
+/* Returns whether wake_fd is readable, or will be in a moment, because of a closure that was posted. */
+static bool end_sleep(struct tl_reactor *reactor, bool is_woken)
 {
-    tl_provider_disarm(reactor->provider);
-    tl_loop_core_end_sleep(&reactor->core);
+    tl_provider_disarm(reactor->provider, is_woken);
     count(&reactor->sleeps, 1);
+    return tl_loop_core_end_sleep(&reactor->core);
 }
 
 static void wait_for_descriptors(struct tl_reactor *reactor, int64_t until_ns)
@@ -320,7 +321,7 @@ static unsigned sleep_until(struct tl_reactor *reactor, int64_t until_ns)
     if (tl_clock_remaining_ns(until_ns) == 0) return 0;
     if (!begin_sleep(reactor, &events)) return events;
     wait_for_descriptors(reactor, until_ns);
-    end_sleep(reactor);
+    (void)end_sleep(reactor, true);
     return poll_provider(reactor);
 }
 
@@ -382,12 +383,12 @@ bool tl_reactor_prepare_sleep(struct tl_reactor *reactor)
     return true;
 }
 
-void tl_reactor_end_sleep(struct tl_reactor *reactor)
+void tl_reactor_end_sleep(struct tl_reactor *reactor, bool is_woken)
 {
     if (!reactor->is_asleep_outside) return;
     reactor->is_asleep_outside = false;
-    drain(reactor->wake_fd); /* the wake is still known by its bit of attention */
-    end_sleep(reactor);
+    /* What was posted is known by its bit of attention. Who posts may write to wake_fd as late as in the next sleep. */
+    if (end_sleep(reactor, is_woken) || is_woken) drain(reactor->wake_fd);
 }
 
 void tl_reactor_defer(struct tl_reactor *reactor, struct tl_closure *closure)

@@ -67,10 +67,11 @@ void tl_reactor_busy(struct tl_reactor *reactor, int change);
 /* For an owner that sleeps on another descriptor. tl_reactor_prepare_sleep returns true when the owner may sleep; until
  * tl_reactor_end_sleep, which must follow, the descriptor of tl_reactor_fd is readable as soon as there is something to
  * do. It returns false when there is something to do already, of which events may have been handled, or when the
- * provider has no descriptor; the owner then runs a round instead of sleeping. */
+ * provider has no descriptor; the owner then runs a round instead of sleeping. is_woken: false: the descriptor did not
+ * end the sleep, and need not be looked at. */
 int tl_reactor_fd(const struct tl_reactor *reactor);
 bool tl_reactor_prepare_sleep(struct tl_reactor *reactor);
-void tl_reactor_end_sleep(struct tl_reactor *reactor);
+void tl_reactor_end_sleep(struct tl_reactor *reactor, bool is_woken);
 
 /* Reads the counters at this moment. Thread: any. */
 void tl_reactor_get_stats(const struct tl_reactor *reactor, struct tl_reactor_stats *ret_stats);

@@ -247,12 +247,12 @@ static bool provider_arm(struct tl_provider *base)
     return true;
 }
 
-static void provider_disarm(struct tl_provider *base)
+static void provider_disarm(struct tl_provider *base, bool is_woken)
 {
     struct local_provider *provider = local_provider_of(base);
     if (provider->is_armed) set_states(provider, false);
     provider->is_armed = false;
-    provider->must_look = true;
+    provider->must_look |= is_woken;
 }
 
 /* Makes a sleep end at due_ns. To set a timer takes a system call, and a time-out of epoll_wait even longer: so a timer

@@ -127,8 +127,9 @@ static bool device_arm(struct tl_provider *provider)
     return device->cq.stash_count == 0 && tl_list_is_empty(&device->attention);
 }
 
-static void device_disarm(struct tl_provider *provider)
+static void device_disarm(struct tl_provider *provider, bool is_woken)
 {
+    if (!is_woken) return;
     struct verbs_device *device = verbs_device_of(provider);
     struct epoll_event ready[2];
     int count = epoll_wait(device->base.fd, ready, TL_ARRAY_COUNT(ready), 0);

@@ -175,7 +175,7 @@ static void end_sleep(const struct tl_poller *poller, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         const struct tl_executor *former = tl_executor_enter(poller->reactors[i].executor);
-        tl_reactor_end_sleep(poller->reactors[i].reactor);
+        tl_reactor_end_sleep(poller->reactors[i].reactor, true);
         tl_executor_leave(former);
     }
 }

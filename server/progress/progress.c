@@ -83,17 +83,18 @@ static void park(struct tl_progress_engine *progress)
     hand_on(progress);
     progress->is_thread_wanted = has_abandoned_work(progress);
     uint64_t rounds = progress->caller_rounds;
-    bool is_over = false;
+    bool is_over = false, is_same_round = false;
     while (!is_over && !progress->is_stopping) {
-        if (progress->is_running) {
+        if (progress->is_running && (is_same_round || progress->is_thread_wanted)) {
             progress->is_leave_awaited = true;
             pthread_cond_wait(&progress->thread_cond, &progress->mutex);
+            is_same_round = false;
         } else {
             int64_t look_ns = tl_clock_deadline_ns(PARKED_LOOK_NS);
             bool is_quiet =
                 !progress->is_thread_wanted && !cond_wait_until(&progress->thread_cond, &progress->mutex, look_ns);
-            is_over = !progress->is_running &&
-                      (progress->is_thread_wanted || (is_quiet && rounds == progress->caller_rounds));
+            is_same_round = rounds == progress->caller_rounds;
+            is_over = !progress->is_running && (progress->is_thread_wanted || (is_quiet && is_same_round));
             rounds = progress->caller_rounds;
         }
     }

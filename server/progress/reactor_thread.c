@@ -23,11 +23,12 @@ enum { WATCHED_CALL, WATCHED_REACTOR };
  * handles so many of them, and rests the reactor again each time, before it keeps a reactor that is not borrowed. */
 enum { MOST_LEFT_EVENTS = 4 };
 
+/* The descriptors are looked at only when one of them has woken the thread, since that takes system calls. */
 static bool take(struct tl_reactor_thread *thread, enum reactor_owner owner)
 {
     int none = OWNER_NONE;
     if (!atomic_compare_exchange_strong(&thread->owner, &none, owner)) return false;
-    tl_reactor_end_sleep(thread->reactor);
+    tl_reactor_end_sleep(thread->reactor, !atomic_load(&thread->is_watched));
     return true;
 }
 

@@ -306,8 +306,9 @@ static bool provider_arm(struct tl_provider *base)
     return may_sleep;
 }
 
-static void provider_disarm(struct tl_provider *base)
+static void provider_disarm(struct tl_provider *base, bool is_woken)
 {
+    (void)is_woken;
     struct fake_provider *provider = as_provider(base);
     lock(provider->fabric);
     provider->is_armed = false;

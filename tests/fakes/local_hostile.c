@@ -81,7 +81,7 @@ static void poll_once(struct hostile *hostile)
     /* A thread that has read writes this descriptor. */
     struct pollfd done = {.fd = local_provider_of(hostile->provider)->done_fd, .events = POLLIN};
     for (;;) { /* Disarming makes the next poll look at the sockets. */
-        tl_provider_disarm(hostile->provider);
+        tl_provider_disarm(hostile->provider, true);
         unsigned events = hostile->provider->ops->poll(hostile->provider);
         if (hostile->pair == NULL || !local_pair_is_reading(pair)) return;
         if (events == 0) TL_CHECK(poll(&done, 1, LONGEST_READ_MS) == 1);

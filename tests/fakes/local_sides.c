@@ -77,8 +77,8 @@ void sides_set_up_with(uint32_t slots, uint32_t work, const struct tl_local_opti
     a.messages = b.messages = 0;
     /* These polls read all packets that the handshake has sent. */
     for (unsigned i = 0; i < 4; i++) {
-        tl_provider_disarm(a.provider);
-        tl_provider_disarm(b.provider);
+        tl_provider_disarm(a.provider, true);
+        tl_provider_disarm(b.provider, true);
         side_poll(&a);
         side_poll(&b);
     }

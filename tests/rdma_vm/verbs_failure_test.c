@@ -322,7 +322,7 @@ START_TEST(link_down_wakes_a_sleeper)
         a.provider->ops->poll(a.provider);
     ck_assert_int_eq(system("tests/rdma_vm/link va down"), 0);
     ck_assert(side_is_readable(&a, 20000));
-    tl_provider_disarm(a.provider);
+    tl_provider_disarm(a.provider, true);
     PUMP_UNTIL(a.drained);
     ck_assert_int_eq(system("tests/rdma_vm/link va up"), 0);
     expect_reason(&a, "link: the port went down here");

@@ -220,7 +220,7 @@ START_TEST(sleepers_wake)
         if (i == 1) ck_assert(!side_is_readable(&b, 0));
         send_text(&a, "wake up", NULL);
         ck_assert(side_is_readable(&b, 20000));
-        tl_provider_disarm(b.provider);
+        tl_provider_disarm(b.provider, true);
         ck_assert(!side_is_readable(&b, 0));
         PUMP_UNTIL(b.messages == i);
     }

@@ -152,7 +152,7 @@ START_TEST(a_peer_that_has_not_connected_is_waited_for)
     side_connect(&other, &sides[2]);
     struct pollfd descriptor = {.fd = sides[2].provider->fd, .events = POLLIN};
     ck_assert_int_eq(poll(&descriptor, 1, 0), 1);
-    tl_provider_disarm(sides[2].provider);
+    tl_provider_disarm(sides[2].provider, true);
     settle();
     side_poll(&other);
     ck_assert_str_eq(other.trace, "m:early");
@@ -599,12 +599,12 @@ START_TEST(armed_until_something_comes)
     send_text(a, "two", NULL);
     carry(a);
     ck_assert(is_readable(b));
-    tl_provider_disarm(b->provider);
+    tl_provider_disarm(b->provider, true);
     ck_assert(!is_readable(b));
     ck_assert(!tl_provider_arm(b->provider)); /* It has not been polled. */
     ck_assert_uint_eq(side_poll(b), 2);
     ck_assert(tl_provider_arm(b->provider));
-    tl_provider_disarm(b->provider);
+    tl_provider_disarm(b->provider, true);
 }
 END_TEST
 
@@ -635,7 +635,7 @@ START_TEST(without_descriptor)
     ck_assert_int_eq(sides[2].provider->fd, -1);
     ck_assert(tl_provider_arm(sides[2].provider));
     disconnect(&sides[2]);
-    tl_provider_disarm(sides[2].provider);
+    tl_provider_disarm(sides[2].provider, true);
     settle();
     ck_assert_str_eq(sides[2].trace, "broken drained");
 }

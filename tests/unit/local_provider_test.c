@@ -404,7 +404,7 @@ static void settle(struct side *side)
 {
     do {
         side_poll(side);
-        tl_provider_disarm(side->provider);
+        tl_provider_disarm(side->provider, true);
         side_poll(side);
     } while (side_is_readable(side, 0));
 }
@@ -433,7 +433,7 @@ START_TEST(a_sleeper_is_woken_once)
         side_message(&a, "two", 3, NULL);
         ck_assert_uint_eq(wakes(&a), before + 1);
         ck_assert(side_is_readable(&b, 1000));
-        tl_provider_disarm(b.provider);
+        tl_provider_disarm(b.provider, true);
         PUMP_UNTIL(b.messages == 2 * i);
     }
 }
@@ -454,7 +454,7 @@ START_TEST(a_sleeper_that_knows_is_left_alone)
         ck_assert_uint_eq(wakes(&a), before);
         local_wake_peer(local_pair_of(a.pair), LOCAL_WAKE_ANSWER);
         ck_assert_uint_eq(wakes(&a), before + 1);
-        tl_provider_disarm(b.provider);
+        tl_provider_disarm(b.provider, true);
     }
 }
 END_TEST
@@ -521,7 +521,7 @@ START_TEST(an_eventfd_at_its_maximum)
     fall_asleep(&b);
     side_message(&a, "lost", 4, NULL);
     ck_assert(!side_is_readable(&b, 0));
-    tl_provider_disarm(b.provider);
+    tl_provider_disarm(b.provider, true);
     PUMP_UNTIL(b.messages == 1);
     ck_assert_uint_eq(a.broken + b.broken, 0);
 }
@@ -535,11 +535,11 @@ START_TEST(a_packet_wakes)
     settle(&b);
     fall_asleep(&b);
     side_expose(&a, region, region->address, 4096, &exposure);
-    tl_provider_disarm(a.provider);
+    tl_provider_disarm(a.provider, true);
     side_poll(&a);
     ck_assert(side_is_readable(&b, 1000));
     ck_assert_uint_eq(wakes(&a), 0);
-    tl_provider_disarm(b.provider);
+    tl_provider_disarm(b.provider, true);
     PUMP_UNTIL(local_pair_of(b.pair)->mappings.count == 1);
     region_drop(region);
 }
@@ -557,14 +557,14 @@ START_TEST(sleeping_on_two_descriptors)
         ck_assert(!b.provider->ops->sleep(b.provider, other, tl_clock_deadline_ns(1000)));
         side_message(&a, "wake", 4, NULL);
         ck_assert(!b.provider->ops->sleep(b.provider, other, TL_TIME_NEVER));
-        tl_provider_disarm(b.provider);
+        tl_provider_disarm(b.provider, true);
         ck_assert_uint_gt(b.provider->ops->poll(b.provider), 0);
         settle(&b);
     }
     ck_assert_uint_gt(b.messages, 50);
     ck_assert_int_eq(write(other, &one, sizeof(one)), sizeof(one));
     ck_assert(b.provider->ops->sleep(b.provider, other, TL_TIME_NEVER));
-    tl_provider_disarm(b.provider);
+    tl_provider_disarm(b.provider, true);
     side_poll(&b);
     ck_assert(!b.provider->ops->sleep(b.provider, -1, 0));
     close(other);
@@ -578,7 +578,7 @@ static void sleep_for(struct side *side, int other, int64_t time_ns)
     while (tl_clock_now_ns() < until_ns) {
         fall_asleep(side);
         ck_assert(!side->provider->ops->sleep(side->provider, other, until_ns));
-        tl_provider_disarm(side->provider);
+        tl_provider_disarm(side->provider, true);
         settle(side);
     }
 }
@@ -634,7 +634,7 @@ START_TEST(space_wakes_who_waits_for_it)
     ck_assert_uint_ge(b.messages, 12);
     ck_assert_uint_lt(b.messages, 20);
     ck_assert(side_is_readable(&a, 1000));
-    tl_provider_disarm(a.provider);
+    tl_provider_disarm(a.provider, true);
     PUMP_UNTIL(b.messages == 20);
     settle(&a);
     ck_assert(tl_provider_arm(a.provider));
@@ -642,7 +642,7 @@ START_TEST(space_wakes_who_waits_for_it)
     for (unsigned i = 0; i < 12; i++)
         b.pair->ops->message(b.pair, "x", 1, NULL);
     tl_queue_pair_doorbell(b.pair);
-    tl_provider_disarm(a.provider);
+    tl_provider_disarm(a.provider, true);
     PUMP_UNTIL(a.messages == 12);
 }
 END_TEST
@@ -655,7 +655,7 @@ START_TEST(the_end_wakes)
     side_message(&a, "last", 4, NULL);
     side_end(&a);
     ck_assert(side_is_readable(&b, 1000));
-    tl_provider_disarm(b.provider);
+    tl_provider_disarm(b.provider, true);
     PUMP_UNTIL(b.drained);
     ck_assert_uint_eq(b.messages, 1); /* the message that was posted before has arrived */
 }

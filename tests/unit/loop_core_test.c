@@ -169,7 +169,7 @@ START_TEST(no_sleep_while_closures_wait)
     ck_assert(!tl_loop_core_prepare_sleep(&core));
     ck_assert_uint_eq(tl_loop_core_run_closures(&core), 1);
     ck_assert(tl_loop_core_prepare_sleep(&core));
-    tl_loop_core_end_sleep(&core);
+    (void)tl_loop_core_end_sleep(&core);
 }
 END_TEST
 
@@ -179,7 +179,7 @@ START_TEST(one_post_wakes_a_sleeping_owner)
     ck_assert(tl_loop_core_prepare_sleep(&core));
     ck_assert(tl_loop_core_post(&core, &first));
     ck_assert(!tl_loop_core_post(&core, &second));
-    tl_loop_core_end_sleep(&core);
+    (void)tl_loop_core_end_sleep(&core);
     ck_assert(!tl_loop_core_post(&core, &third));
     ck_assert_uint_eq(tl_loop_core_run_closures(&core), 3);
 }

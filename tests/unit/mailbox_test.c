@@ -147,7 +147,7 @@ START_TEST(one_wake_per_sleep)
     ck_assert(tl_mailbox_prepare_sleep(&mailbox));
     ck_assert(tl_mailbox_post(&mailbox, &notes[0].closure));
     ck_assert(!tl_mailbox_post(&mailbox, &notes[1].closure));
-    tl_mailbox_end_sleep(&mailbox);
+    (void)tl_mailbox_end_sleep(&mailbox);
     ck_assert(!tl_mailbox_post(&mailbox, &notes[2].closure));
     ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 3);
 }
@@ -166,7 +166,7 @@ END_TEST
 START_TEST(awake_after_the_end_of_sleep)
 {
     ck_assert(tl_mailbox_prepare_sleep(&mailbox));
-    tl_mailbox_end_sleep(&mailbox);
+    (void)tl_mailbox_end_sleep(&mailbox);
     ck_assert(!tl_mailbox_post(&mailbox, &notes[0].closure));
     ck_assert_uint_eq(tl_mailbox_run(&mailbox, &(struct tl_quota){0}), 1);
 }
@@ -223,7 +223,7 @@ START_TEST(nothing_is_lost)
         uint64_t wakes = 0;
         ck_assert_int_eq(read(wake_fd, &wakes, sizeof(wakes)), sizeof(wakes));
         ck_assert_uint_eq(wakes, 1);
-        tl_mailbox_end_sleep(&mailbox);
+        (void)tl_mailbox_end_sleep(&mailbox);
     }
     for (int i = 0; i < SENDERS; i++) {
         ck_assert_int_eq(pthread_join(threads[i], NULL), 0);

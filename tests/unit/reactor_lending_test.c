@@ -23,6 +23,7 @@ static struct {
     atomic_uint handled_here; /* by the thread of the test */
     atomic_bool is_armed;
     atomic_bool is_endless; /* each poll finds something */
+    atomic_uint looked;     /* how often what has perhaps ended a sleep was looked at */
 } source;
 
 static pthread_t here;
@@ -48,10 +49,11 @@ static bool source_arm(struct tl_provider *provider)
     return atomic_load(&source.pending) == 0 && !atomic_load(&source.is_endless);
 }
 
-static void source_disarm(struct tl_provider *provider)
+static void source_disarm(struct tl_provider *provider, bool is_woken)
 {
     uint64_t value;
     atomic_store(&source.is_armed, false);
+    atomic_fetch_add(&source.looked, is_woken);
     ssize_t len = read(provider->fd, &value, sizeof(value));
     (void)len; /* There is nothing to read when something else ended the sleep. */
 }
@@ -80,6 +82,7 @@ static void setup(void)
     atomic_store(&source.pending, 0);
     atomic_store(&source.handled, 0);
     atomic_store(&source.handled_here, 0);
+    atomic_store(&source.looked, 0);
     atomic_store(&closure_count, 0);
     const struct tl_reactor_options options = {.spin_ns = 0};
     ck_assert_int_eq(tl_loop_create(&loop, NULL), TL_OK);
@@ -156,6 +159,24 @@ START_TEST(a_borrower_drives)
     }
     ck_assert_uint_eq(thread.lent_count, 1);
     ck_assert_uint_eq(thread.taken_count, 0);
+}
+END_TEST
+
+/* What has not ended the sleep of the thread is not looked at, since that takes system calls. */
+START_TEST(a_borrower_makes_no_system_call)
+{
+    borrow();
+    unsigned looked = source.looked;
+    for (unsigned i = 0; i < 100; i++) {
+        tl_poller_rest(&poller);
+        tl_poller_borrow(&poller);
+        ck_assert(tl_poller_has_borrowed(&poller));
+    }
+    ck_assert_uint_eq(source.looked, looked);
+    tl_poller_rest(&poller);
+    happen();
+    wait_until_handled(1);
+    ck_assert_uint_eq(source.looked, looked + 1);
 }
 END_TEST
 
@@ -336,6 +357,7 @@ int main(void)
 {
     Suite *suite = suite_create("reactor_lending");
     add(suite, "drives", a_borrower_drives);
+    add(suite, "looks", a_borrower_makes_no_system_call);
     add(suite, "asks", only_who_has_requests_asks);
     add(suite, "many", many_requests_leave_it_to_the_thread);
     add(suite, "takes", the_thread_takes_what_rests);

@@ -75,8 +75,9 @@ static void signal_provider(void)
     ck_assert_int_eq(write(stub.base.fd, &one, sizeof(one)), sizeof(one));
 }
 
-static void stub_disarm(struct tl_provider *provider)
+static void stub_disarm(struct tl_provider *provider, bool is_woken)
 {
+    (void)is_woken;
     uint64_t value;
     stub.disarm_count++;
     ssize_t len = read(provider->fd, &value, sizeof(value));
@@ -591,14 +592,26 @@ START_TEST(outside_a_closure)
     ck_assert(!is_readable());
     tl_reactor_post(reactor, &closure);
     ck_assert(is_readable());
-    tl_reactor_end_sleep(reactor);
+    tl_reactor_end_sleep(reactor, true);
     ck_assert(!is_readable());
     ck_assert(!tl_reactor_prepare_sleep(reactor));
     ck_assert(tl_reactor_run_once(reactor, 0));
     ck_assert_str_eq(trace, "l");
     ck_assert(tl_reactor_prepare_sleep(reactor));
-    tl_reactor_end_sleep(reactor);
+    tl_reactor_end_sleep(reactor, true);
     ck_assert_uint_eq(stats().sleeps, 2);
+}
+END_TEST
+
+/* The descriptor has not ended the sleep, but a closure was posted meanwhile. */
+START_TEST(outside_a_closure_for_another_owner)
+{
+    ck_assert(tl_reactor_prepare_sleep(reactor));
+    tl_reactor_post(reactor, &closure);
+    tl_reactor_end_sleep(reactor, false);
+    ck_assert(!is_readable());
+    ck_assert(tl_reactor_run_once(reactor, 0));
+    ck_assert_str_eq(trace, "l");
 }
 END_TEST
 
@@ -607,12 +620,12 @@ START_TEST(outside_a_wake)
     ck_assert(tl_reactor_prepare_sleep(reactor));
     tl_reactor_wake(reactor);
     ck_assert(is_readable());
-    tl_reactor_end_sleep(reactor);
+    tl_reactor_end_sleep(reactor, true);
     ck_assert(!tl_reactor_prepare_sleep(reactor)); /* The owner must return first. */
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert(tl_reactor_prepare_sleep(reactor));
     ck_assert(!is_readable());
-    tl_reactor_end_sleep(reactor);
+    tl_reactor_end_sleep(reactor, true);
 }
 END_TEST
 
@@ -621,7 +634,7 @@ START_TEST(outside_an_event)
     ck_assert(tl_reactor_prepare_sleep(reactor));
     signal_provider();
     ck_assert(is_readable());
-    tl_reactor_end_sleep(reactor);
+    tl_reactor_end_sleep(reactor, true);
     ck_assert_uint_eq(stub.disarm_count, 1);
     ck_assert(!is_readable());
 }
@@ -632,7 +645,7 @@ START_TEST(outside_an_event_before_arming)
     stub.on_arm = one_event;
     ck_assert(!tl_reactor_prepare_sleep(reactor));
     ck_assert_str_eq(trace, "p");
-    tl_reactor_end_sleep(reactor); /* It does nothing. */
+    tl_reactor_end_sleep(reactor, true); /* It does nothing. */
     ck_assert_uint_eq(stub.disarm_count, 0);
 }
 END_TEST
@@ -652,20 +665,20 @@ START_TEST(outside_a_timer)
     ck_assert(tl_reactor_prepare_sleep(reactor));
     struct pollfd descriptor = {.fd = tl_reactor_fd(reactor), .events = POLLIN};
     ck_assert_int_eq(poll(&descriptor, 1, -1), 1);
-    tl_reactor_end_sleep(reactor);
+    tl_reactor_end_sleep(reactor, true);
     ck_assert(tl_reactor_run_once(reactor, 0));
     ck_assert_str_eq(trace, "t");
     ck_assert(tl_reactor_prepare_sleep(reactor));
     ck_assert(!is_readable());
-    tl_reactor_end_sleep(reactor);
+    tl_reactor_end_sleep(reactor, true);
     arm_timer(-5); /* A time long gone. */
     ck_assert(tl_reactor_prepare_sleep(reactor));
     ck_assert(is_readable());
-    tl_reactor_end_sleep(reactor);
+    tl_reactor_end_sleep(reactor, true);
     tl_timers_disarm(tl_reactor_timers(reactor), &timer);
     ck_assert(tl_reactor_prepare_sleep(reactor));
     ck_assert(!is_readable());
-    tl_reactor_end_sleep(reactor);
+    tl_reactor_end_sleep(reactor, true);
 }
 END_TEST
 
@@ -783,6 +796,7 @@ static void add_spinning(TCase *tcase)
 static void add_outside(TCase *tcase)
 {
     tcase_add_test(tcase, outside_a_closure);
+    tcase_add_test(tcase, outside_a_closure_for_another_owner);
     tcase_add_test(tcase, outside_a_wake);
     tcase_add_test(tcase, outside_an_event);
     tcase_add_test(tcase, outside_an_event_before_arming);

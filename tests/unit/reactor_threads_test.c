@@ -53,8 +53,9 @@ static bool source_arm(struct tl_provider *provider)
     return atomic_load(&source.pending) == 0;
 }
 
-static void source_disarm(struct tl_provider *provider)
+static void source_disarm(struct tl_provider *provider, bool is_woken)
 {
+    (void)is_woken;
     uint64_t value;
     atomic_store(&source.is_armed, false);
     ssize_t len = read(provider->fd, &value, sizeof(value));
@@ -125,7 +126,7 @@ static void run_outside(void)
     if (tl_reactor_run_once(reactor, 0) || !tl_reactor_prepare_sleep(reactor)) return;
     struct pollfd descriptor = {.fd = tl_reactor_fd(reactor), .events = POLLIN};
     ck_assert_int_eq(poll(&descriptor, 1, -1), 1);
-    tl_reactor_end_sleep(reactor);
+    tl_reactor_end_sleep(reactor, true);
 }
 
 static void receive_all(void (*run)(void))
