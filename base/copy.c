@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/copy.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -26,10 +27,15 @@ static void copy_lines(char *to, const char *from, size_t line_count)
         _mm_stream_si128(target + 2, c);
         _mm_stream_si128(target + 3, d);
     }
-    _mm_sfence(); /* Streaming stores are not ordered before the stores that announce them. */
 }
 
-void tl_copy_uncached(void *to, const void *from, size_t len_bytes)
+/* Streaming stores are not ordered before the stores that announce them. */
+static void end_streaming(void)
+{
+    _mm_sfence();
+}
+
+static void stream(void *to, const void *from, size_t len_bytes)
 {
     char *target = to;
     const char *source = from;
@@ -47,12 +53,22 @@ void tl_copy_uncached(void *to, const void *from, size_t len_bytes)
 
 #else
 
-void tl_copy_uncached(void *to, const void *from, size_t len_bytes)
+static void end_streaming(void)
+{
+}
+
+static void stream(void *to, const void *from, size_t len_bytes)
 {
     if (len_bytes > 0) memcpy(to, from, len_bytes);
 }
 
 #endif
+
+void tl_copy_uncached(void *to, const void *from, size_t len_bytes)
+{
+    stream(to, from, len_bytes);
+    end_streaming();
+}
 
 static void write_to_lines(char *start, size_t len_bytes)
 {
@@ -61,15 +77,29 @@ static void write_to_lines(char *start, size_t len_bytes)
         *(volatile char *)line = 0;
 }
 
-void tl_copy_out(void *to, void *from, size_t len_bytes)
+static inline __attribute__((always_inline)) void copy_out(char *to, char *from, size_t len_bytes, bool is_uncached)
 {
-    char *target = to, *source = from;
     while (len_bytes > 0) {
         size_t block_bytes = len_bytes < BLOCK_BYTES ? len_bytes : BLOCK_BYTES;
-        memcpy(target, source, block_bytes);
-        write_to_lines(source, block_bytes);
-        target += block_bytes;
-        source += block_bytes;
+        if (is_uncached) {
+            stream(to, from, block_bytes);
+        } else {
+            memcpy(to, from, block_bytes);
+        }
+        write_to_lines(from, block_bytes);
+        to += block_bytes;
+        from += block_bytes;
         len_bytes -= block_bytes;
     }
+}
+
+void tl_copy_out(void *to, void *from, size_t len_bytes)
+{
+    copy_out(to, from, len_bytes, false);
+}
+
+void tl_copy_out_uncached(void *to, void *from, size_t len_bytes)
+{
+    copy_out(to, from, len_bytes, true);
+    end_streaming();
 }

@@ -286,6 +286,7 @@ static void dispatch(struct tl_conn *conn, struct tl_message *message)
     case TL_MESSAGE_REQUEST:
     case TL_MESSAGE_RE_REQUEST:
     case TL_MESSAGE_CANCEL:
+    case TL_MESSAGE_COPIED:
         responses_message(conn, message);
         break;
     case TL_MESSAGE_GOODBYE: {

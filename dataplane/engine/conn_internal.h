@@ -116,6 +116,9 @@ struct pending_post {
  * a worker for dead that is silent for longer than peer_timeout_ns. */
 #define PUMP_BYTES (16 * 1024 * 1024)
 
+/* How many bytes the CPU copies out of bounce buffers in one poll, and in one pump. */
+#define COPY_BYTES ((uint64_t)256 * 1024)
+
 /* How many bytes of several values an owner posts in one pump, and at most one piece more. After that other connections
  * have their turn. */
 #define VALUES_BYTES (2 * 1024 * 1024)
@@ -138,22 +141,29 @@ struct conn_reads {
     struct conn_read entries[MAX_READS];
 };
 
+/* What is left for this pump. */
+struct conn_budgets {
+    uint64_t response_bytes;   /* how much of PUMP_BYTES, for responses */
+    uint64_t values_bytes;     /* how much of VALUES_BYTES */
+    uint64_t completion_bytes; /* how much of PUMP_BYTES, for finished requests */
+    uint64_t copy_bytes;       /* how much of COPY_BYTES, until the next pump */
+};
+
 /* What waits to be posted, and the pump that posts it at the end of a round. */
 struct conn_posts {
     struct tl_list slot_queues[POST_RANKS]; /* struct pending_post: these need a slot at the peer, and space in the
                                                queue pair */
     struct tl_list space_queue;             /* struct pending_post: these need space in the queue pair only */
+    struct tl_list copy_queue;   /* struct pending_post: requests that need their turn to copy what has arrived */
     struct tl_list window_queue; /* struct pending_post: these need a window of another request or response */
     uint64_t windows_used;       /* windows that requests and responses have now */
     uint64_t early_windows;      /* those of them that requests have got before the peer has said that a value exists */
-    uint64_t response_budget_bytes;   /* how much of PUMP_BYTES is left for responses in this pump */
-    uint64_t values_budget_bytes;     /* how much of VALUES_BYTES is left in this pump */
-    uint64_t completion_budget_bytes; /* how much of PUMP_BYTES is left for finished requests in this pump */
-    uint32_t unsent_messages;         /* posted since the last doorbell */
-    uint64_t unsent_bytes;            /* posted since then, with the bytes of writes */
-    struct tl_work space_work;        /* completes when there is space in the queue pair again */
-    bool is_space_work_out;           /* space_work is posted */
-    bool is_pump_queued;              /* pump_closure is queued */
+    struct conn_budgets budgets;
+    uint32_t unsent_messages;  /* posted since the last doorbell */
+    uint64_t unsent_bytes;     /* posted since then, with the bytes of writes */
+    struct tl_work space_work; /* completes when there is space in the queue pair again */
+    bool is_space_work_out;    /* space_work is posted */
+    bool is_pump_queued;       /* pump_closure is queued */
     struct tl_closure pump_closure;
     struct conn_reads reads;
 };
@@ -430,6 +440,8 @@ void conn_post_when_slot(struct tl_conn *conn, struct pending_post *pending);
 void conn_post_when_space(struct tl_conn *conn, struct pending_post *pending);
 /* Queues a post of one read, which waits for its turn. */
 void conn_post_when_readable(struct tl_conn *conn, struct pending_post *pending);
+/* Queues a copy of what has arrived, of at most COPY_BYTES; the pump makes it. */
+void conn_copy_later(struct tl_conn *conn, struct pending_post *pending);
 /* How many reads may be posted at a time; 0: none. */
 uint32_t conn_read_depth(const struct tl_conn *conn);
 /* There may be a free window: lets the request or response try that has waited longest. */

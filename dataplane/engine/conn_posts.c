@@ -85,6 +85,13 @@ void conn_post_when_readable(struct tl_conn *conn, struct pending_post *pending)
     conn_pump_later(conn);
 }
 
+void conn_copy_later(struct tl_conn *conn, struct pending_post *pending)
+{
+    if (conn->state == CONN_CLOSING || tl_list_is_linked(&pending->place)) return;
+    tl_list_push_back(&conn->posts.copy_queue, &pending->place);
+    conn_pump_later(conn);
+}
+
 uint32_t conn_read_depth(const struct tl_conn *conn)
 {
     return conn->pair->read_depth < MAX_READS ? conn->pair->read_depth : MAX_READS;
@@ -132,13 +139,13 @@ static void maybe_send_early(struct tl_conn *conn)
  */
 static void count_shared(struct tl_conn *conn, uint64_t len_bytes)
 {
-    uint64_t *budget_bytes = &conn->posts.values_budget_bytes;
+    uint64_t *budget_bytes = &conn->posts.budgets.values_bytes;
     *budget_bytes -= len_bytes < *budget_bytes ? len_bytes : *budget_bytes;
 }
 
 static bool is_pump_over(const struct conn_posts *posts)
 {
-    return posts->response_budget_bytes == 0 || posts->values_budget_bytes == 0;
+    return posts->budgets.response_bytes == 0 || posts->budgets.values_bytes == 0;
 }
 
 /* Whether a REQUEST may be posted now. A peer that has not said that it has taken the former lot is asked once; it does
@@ -180,6 +187,17 @@ static void run_reads(struct tl_conn *conn, struct tl_list *queue)
            space(conn) >= SPACE_OF_A_POST && conn->state != CONN_CLOSING) {
         struct pending_post *pending = TL_CONTAINER_OF(tl_list_pop_front(queue), struct pending_post, place);
         if (pending->post(pending)) tl_list_push_back(queue, &pending->place);
+    }
+}
+
+/* Requests take turns to copy, a piece each, so that a large tensor does not hold up small ones. */
+static void run_copies(struct tl_conn *conn)
+{
+    struct conn_posts *posts = &conn->posts;
+    while (!tl_list_is_empty(&posts->copy_queue) && posts->budgets.copy_bytes > 0 && conn->state != CONN_CLOSING) {
+        struct pending_post *pending =
+            TL_CONTAINER_OF(tl_list_pop_front(&posts->copy_queue), struct pending_post, place);
+        (void)pending->post(pending);
     }
 }
 
@@ -225,11 +243,13 @@ static void pump(struct tl_closure *closure)
     struct conn_posts *posts = &conn->posts;
     bool has_more = false;
     tl_quota_renew(&conn->engine->provider->quota);
-    posts->response_budget_bytes = PUMP_BYTES;
-    posts->values_budget_bytes = VALUES_BYTES;
-    posts->completion_budget_bytes = PUMP_BYTES;
+    posts->budgets.response_bytes = PUMP_BYTES;
+    posts->budgets.values_bytes = VALUES_BYTES;
+    posts->budgets.completion_bytes = PUMP_BYTES;
+    posts->budgets.copy_bytes = COPY_BYTES;
     if (conn->requests.unplaced_count > 0) tl_list_splice_back(&conn->requests.finished, &conn->requests.unplaced);
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
+        run_copies(conn);
         maybe_complete(conn); /* the worker may ask for more, which this doorbell posts as well */
         if (!tl_list_is_empty(&conn->requests.waiting)) has_more = begin_requests(conn);
         run_queue(conn, &posts->space_queue, false);
@@ -244,7 +264,7 @@ static void pump(struct tl_closure *closure)
     }
     /* What was queued so far is posted, or waits for something. What is queued from here on needs another pump. */
     posts->is_pump_queued = false;
-    if (is_pump_over(posts) || has_more) conn_pump_later(conn);
+    if (is_pump_over(posts) || has_more || !tl_list_is_empty(&posts->copy_queue)) conn_pump_later(conn);
     if (conn->ending.is_breaking) conn_break_open(conn);
     maybe_complete(conn);
     requests_free_completed(conn);
@@ -338,6 +358,7 @@ void conn_posts_init(struct tl_conn *conn)
         tl_list_init(&posts->reads.queues[rank]);
     }
     tl_list_init(&posts->space_queue);
+    tl_list_init(&posts->copy_queue);
     tl_list_init(&posts->window_queue);
     tl_list_init(&posts->pump_closure.link);
     posts->pump_closure.run = pump;

@@ -48,10 +48,10 @@ struct tl_engine_options {
     struct tl_memory_options peer_memory; /* under TL_KEYS_REGION each peer has a pool of its own to write into */
     uint64_t register_bytes; /* users' allocations of at least so many bytes are registered; tensors in smaller ones are
                                 copied through the pool. Where nothing need be registered: tensors of so many bytes */
-    uint64_t copy_bytes;     /* where nothing need be registered, a received tensor of less than so many bytes is copied
-                                through the pool as well while half of it is free; 0: none */
-    bool is_mapping_allowed; /* peers that ask for it may map the files that published tensors lie in */
-    bool is_bounce_forced;   /* everything is copied through the pool, on both sides */
+    uint64_t copy_bytes; /* where nothing need be registered, received tensors are copied through the pool while half
+                            of it is free, each through at most so many bytes; 0: none are */
+    bool is_mapping_allowed;  /* peers that ask for it may map the files that published tensors lie in */
+    bool is_bounce_forced;    /* everything is copied through the pool, on both sides */
     bool is_gpu_proxy_forced; /* no card and no other process accesses the memory of this process's devices */
     bool is_reading;          /* what is received is read from the memory of its owner, where both sides can do that */
     int64_t peer_timeout_ns; /* a peer from which nothing comes for so long while something is expected of it is dead */

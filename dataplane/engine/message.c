@@ -25,7 +25,8 @@ enum {
     FLAG_SUBSCRIPTION = 4, /* in REQUEST */
     FLAG_INLINE = 4,       /* in DONE */
     FLAG_PING = 8,
-    FLAG_REMOTE = 8, /* in REQUEST */
+    FLAG_REMOTE = 8,    /* in REQUEST */
+    FLAG_FILE_SLOW = 8, /* in META_DATA_UPDATE */
     FLAG_PUBLISHED = 16,
     FLAG_FIXED = 16, /* in REQUEST */
     FLAG_MAY_MAP = 32,
@@ -43,6 +44,7 @@ struct layout {
     bool has_step;
     bool has_offset;
     bool has_destination;
+    bool has_lap; /* the message has it when the receiver copies */
     bool has_status;
     bool has_checksum_field; /* the message has a checksum when its flag is set */
     bool has_data;           /* the message has data when its flag is set */
@@ -55,11 +57,12 @@ static const struct layout layouts[] = {
                             .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_SUBSCRIPTION | FLAG_REMOTE | FLAG_FIXED |
                                      FLAG_MAY_MAP | FLAG_COPYING | FLAG_READING,
                             .has_request = true,
-                            .has_destination = true},
+                            .has_destination = true,
+                            .has_lap = true},
     [TL_MESSAGE_META_DATA_UPDATE] = {.name = "META_DATA_UPDATE",
-                                     .flags = FLAG_META_DATA | FLAG_PUBLISHED,
+                                     .flags = FLAG_META_DATA | FLAG_FILE_SLOW | FLAG_PUBLISHED,
                                      .has_step = true},
-    [TL_MESSAGE_RE_REQUEST] = {.name = "RE_REQUEST", .flags = FLAG_COPYING, .has_destination = true},
+    [TL_MESSAGE_RE_REQUEST] = {.name = "RE_REQUEST", .flags = FLAG_COPYING, .has_destination = true, .has_lap = true},
     [TL_MESSAGE_DONE] = {.name = "DONE",
                          .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_INLINE | FLAG_PUBLISHED,
                          .has_step = true,
@@ -80,6 +83,7 @@ static const struct layout layouts[] = {
                            .has_step = true,
                            .has_checksum_field = true,
                            .has_destination = true},
+    [TL_MESSAGE_COPIED] = {.name = "COPIED"},
 };
 
 const char *tl_message_name(enum tl_message_type type)
@@ -94,7 +98,8 @@ const char *tl_message_name(enum tl_message_type type)
 #define META_DATA_MAX_BYTES (3 + NUMBER_MAX_BYTES * (TL_MAX_RANK + 1))
 /* The longest key and the longest text, so that nothing need be counted while a message is written. */
 #define KEY_MAX_BYTES                                                                                                  \
-    (TL_MESSAGE_BYTES - HEAD_BYTES - REQUEST_MAX_BYTES - META_DATA_MAX_BYTES - 1 - TL_DESCRIPTOR_MAX_BYTES)
+    (TL_MESSAGE_BYTES - HEAD_BYTES - REQUEST_MAX_BYTES - META_DATA_MAX_BYTES - 1 - TL_DESCRIPTOR_MAX_BYTES -           \
+     NUMBER_MAX_BYTES)
 #define TEXT_MAX_BYTES (TL_MESSAGE_BYTES - HEAD_BYTES - STATUS_BYTES)
 _Static_assert(TL_MESSAGE_KEY_BYTES <= KEY_MAX_BYTES && TL_ERROR_MESSAGE_BYTES <= TEXT_MAX_BYTES,
                "messages are too short");
@@ -219,8 +224,8 @@ static inline unsigned flags_of(const struct tl_message *message, enum tl_messag
                  (message->is_fixed ? FLAG_FIXED : 0);
     } else {
         bool has_4 = type == TL_MESSAGE_DONE ? message->is_inline : message->is_final;
-        flags |= (has_4 ? FLAG_FINAL : 0) | (message->is_ping ? FLAG_PING : 0) |
-                 (message->is_published ? FLAG_PUBLISHED : 0);
+        bool has_8 = type == TL_MESSAGE_META_DATA_UPDATE ? message->is_file_slow : message->is_ping;
+        flags |= (has_4 ? FLAG_FINAL : 0) | (has_8 ? FLAG_PING : 0) | (message->is_published ? FLAG_PUBLISHED : 0);
     }
     bool has_32 = type == TL_MESSAGE_SOURCE ? message->is_on_device : message->may_map;
     flags |= has_32 ? FLAG_MAY_MAP : 0;
@@ -248,6 +253,7 @@ static ALWAYS_INLINE uint32_t encode(enum tl_message_type type, const struct tl_
     if (layout->has_checksum_field && message->has_checksum) at = put_u64(at, message->checksum);
     if ((flags & FLAG_META_DATA) != 0) at = put_meta_data(at, &message->meta_data);
     if (layout->has_destination) at = put_destination(at, &message->destination);
+    if (layout->has_lap && message->is_copying) at = put_number(at, message->lap_bytes);
     if (layout->has_status) at = put_status(at, message);
     if (layout->has_data && message->is_inline)
         at = put_bytes(at, message->data, (size_t)message->meta_data.size_bytes);
@@ -272,6 +278,7 @@ static ALWAYS_INLINE uint32_t most_bytes(enum tl_message_type type, const struct
     if (layout->has_checksum_field && message->has_checksum) count += sizeof(message->checksum);
     if (message->has_meta_data) count += 3 + NUMBER_MAX_BYTES * (message->meta_data.shape.rank + 1);
     if (layout->has_destination) count += 1 + (size_t)message->destination.len_bytes;
+    if (layout->has_lap && message->is_copying) count += NUMBER_MAX_BYTES;
     if (layout->has_status) count += STATUS_BYTES + strnlen(message->text, TL_ERROR_MESSAGE_BYTES - 1);
     if (layout->has_data && message->is_inline) count += (size_t)message->meta_data.size_bytes;
     return (uint32_t)count;
@@ -501,6 +508,8 @@ static ALWAYS_INLINE enum tl_status take_body(struct reader *reader, const struc
     if (status == TL_OK && layout->has_step) status = take_value(reader, layout, message, ret_error);
     if (status == TL_OK && message->has_meta_data) status = take_meta_data(reader, &message->meta_data, ret_error);
     if (status == TL_OK && layout->has_destination) status = take_destination(reader, &message->destination, ret_error);
+    if (status == TL_OK && layout->has_lap && message->is_copying && !take_number(reader, &message->lap_bytes))
+        status = bad_number(ret_error);
     if (status == TL_OK && layout->has_status) status = take_status(reader, message, ret_error);
     if (status == TL_OK && message->is_inline) status = take_data(reader, message, ret_error);
     return status;
@@ -521,6 +530,7 @@ static ALWAYS_INLINE enum tl_status decode(enum tl_message_type type, const uint
     message->is_final = type == TL_MESSAGE_ERROR_STATUS && (flags & FLAG_FINAL) != 0;
     message->is_inline = type == TL_MESSAGE_DONE && (flags & FLAG_INLINE) != 0;
     message->is_ping = type == TL_MESSAGE_CREDIT && (flags & FLAG_PING) != 0;
+    message->is_file_slow = type == TL_MESSAGE_META_DATA_UPDATE && (flags & FLAG_FILE_SLOW) != 0;
     message->is_remote = type == TL_MESSAGE_REQUEST && (flags & FLAG_REMOTE) != 0;
     message->is_fixed = type == TL_MESSAGE_REQUEST && (flags & FLAG_FIXED) != 0;
     message->is_published = type != TL_MESSAGE_REQUEST && (flags & FLAG_PUBLISHED) != 0;

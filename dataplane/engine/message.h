@@ -22,8 +22,9 @@
 
 /* 1: numbers had their full width; 2: REQUEST and RE_REQUEST could not say that the receiver copies; 3: there was no
  * SOURCE; 4: neither a write nor SOURCE could say that the value lies on a device; 5: a handle had an index of 16 bits,
- * and a slot held one message; 6: every REQUEST had its key as text and its numbers in full. */
-#define TL_DATAPLANE_VERSION 7
+ * and a slot held one message; 6: every REQUEST had its key as text and its numbers in full; 7: memory of a receiver
+ * that copies held the whole value. */
+#define TL_DATAPLANE_VERSION 8
 #define TL_MESSAGE_KEY_BYTES 512
 
 enum tl_message_type {
@@ -31,9 +32,9 @@ enum tl_message_type {
     TL_MESSAGE_PROBED = 2,           /* the peer's probe has arrived and was right */
     TL_MESSAGE_REQUEST = 3,          /* number, step, expected_step, subscription if there is one, key_form with
                                         key_number or key or both, meta_data unless it is unknown or as before,
-                                        destination */
+                                        destination, lap_bytes if it is copying */
     TL_MESSAGE_META_DATA_UPDATE = 4, /* step, meta_data: the value is another than the request expects */
-    TL_MESSAGE_RE_REQUEST = 5,       /* destination, which fits now */
+    TL_MESSAGE_RE_REQUEST = 5,       /* destination, which fits now, lap_bytes if it is copying */
     TL_MESSAGE_DONE = 6,             /* step, checksum if the REQUEST wants one, meta_data of a value without bytes, or
                                         of an inline one, whose bytes follow */
     TL_MESSAGE_ERROR_STATUS = 7,     /* code, text, is_final */
@@ -44,6 +45,7 @@ enum tl_message_type {
     TL_MESSAGE_MAPPED = 12,          /* step, offset, meta_data, destination (the file that the value lies in) */
     TL_MESSAGE_SOURCE = 13, /* step, meta_data, destination (where the asker may read the value), checksum if the
                                REQUEST wants one */
+    TL_MESSAGE_COPIED = 14, /* the asker has copied on a further quarter of lap_bytes, where more can be written */
 };
 
 /* What a REQUEST says of its key. */
@@ -63,6 +65,7 @@ struct tl_message {
     bool has_checksum; /* in a REQUEST: a checksum is wanted */
     bool is_final;     /* ERROR_STATUS: the owner's answer, whatever its code */
     bool is_ping;      /* CREDIT */
+    bool is_file_slow; /* META_DATA_UPDATE: pages of the value may have to come from a file first */
     bool is_published; /* META_DATA_UPDATE, DONE, MAPPED, SOURCE: the step is the version of a published value */
     bool may_map;      /* REQUEST: MAPPED may be the answer */
     bool is_copying;   /* REQUEST, RE_REQUEST: the receiver copies the bytes on, piece by piece as they arrive; SOURCE:
@@ -78,7 +81,9 @@ struct tl_message {
     uint64_t expected_step;
     uint64_t subscription; /* REQUEST: number of the subscription that asks; 0: none */
     uint64_t checksum;
-    uint64_t offset; /* MAPPED: where the value lies in the file */
+    uint64_t offset;    /* MAPPED: where the value lies in the file */
+    uint64_t lap_bytes; /* REQUEST, RE_REQUEST: the destination has so many bytes, and the value more: it is written
+                           round and round; 0: the destination holds the whole value */
     enum tl_status code;
     const char *text;          /* ERROR_STATUS; after decoding it is text_capacity */
     enum tl_key_form key_form; /* REQUEST */
@@ -105,6 +110,9 @@ static inline void tl_message_clear(struct tl_message *message)
     tl_meta_data_clear(&message->meta_data);
     message->destination.len_bytes = 0;
 }
+
+/* COPIED is sent for each such part of lap_bytes. */
+#define TL_LAP_PARTS 4
 
 /* How many bytes tl_message_encode may write, which are at most TL_MESSAGE_BYTES, and the bytes of an inline value. */
 uint32_t tl_message_most_bytes(const struct tl_message *message);

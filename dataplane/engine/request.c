@@ -22,6 +22,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/arith.h"
 #include "base/copy.h"
 #include "base/error.h"
 #include "base/prefetch.h"
@@ -66,6 +67,7 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
 {
     struct tl_conn *conn = request->conn;
     conn->engine->stats.meta_data_updates++;
+    request->is_file_slow = message->is_file_slow;
     request->is_reading = false; /* the owner does not show its memory: it writes */
     if (!message->has_meta_data || message->meta_data.size_bytes == 0) {
         conn_protocol_error(conn, "META_DATA_UPDATE for %s with a value without bytes", request->fetch->key);
@@ -337,6 +339,37 @@ static struct tl_tensor *bounce_buffer_of(const struct request *request)
     return request->placement != NULL ? request->placement->bounce_buffer : NULL;
 }
 
+/* Copies bytes of the bounce buffer into the destination. */
+static void copy_on(const struct request *request, void *destination, uint8_t *source, uint64_t len_bytes)
+{
+    struct tl_engine *engine = request->conn->engine;
+    bool is_hashed = request->fetch->wants_checksum; /* afterwards, where it lies then */
+    if (!engine->provider->limits.is_processor_writing) {
+        memcpy(destination, source, (size_t)len_bytes);
+    } else if (request->placement->lap_bytes > 0 && !is_hashed) {
+        tl_copy_out_uncached(destination, source, (size_t)len_bytes);
+    } else {
+        tl_copy_out(destination, source, (size_t)len_bytes);
+    }
+    engine->stats.bytes_bounced += len_bytes;
+    tl_memory_count_bounce(engine->memory, len_bytes);
+}
+
+/* Tells the peer of each quarter of the bounce buffer that was copied on, as long as it has more to write than it may
+ * write now. */
+static void tell_copied(struct request *request)
+{
+    struct request_placement *placement = request->placement;
+    uint64_t lap_bytes = placement->lap_bytes;
+    uint64_t size_bytes = placement->expected.meta_data.size_bytes;
+    if (lap_bytes == 0) return;
+    while (request->fetch->received_bytes - placement->reported_bytes >= lap_bytes / TL_LAP_PARTS &&
+           size_bytes - placement->reported_bytes > lap_bytes) {
+        placement->reported_bytes += lap_bytes / TL_LAP_PARTS;
+        conn_send_notice(request->conn, TL_MESSAGE_COPIED, request->handle);
+    }
+}
+
 /* Copies and hashes as much of the received bytes as this pump may. */
 static enum tl_status advance(struct request *request, struct tl_error *ret_error)
 {
@@ -345,23 +378,21 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
     uint64_t len_bytes = request->received_bytes - fetch->received_bytes;
     const struct tl_tensor *bounce_buffer = bounce_buffer_of(request);
     bool is_read = bounce_buffer != NULL || fetch->wants_checksum;
-    if (is_read && len_bytes > conn->posts.completion_budget_bytes) len_bytes = conn->posts.completion_budget_bytes;
+    uint64_t *budget_bytes =
+        bounce_buffer != NULL ? &conn->posts.budgets.copy_bytes : &conn->posts.budgets.completion_bytes;
+    if (is_read) len_bytes = tl_min_u64(len_bytes, *budget_bytes);
     if (len_bytes == 0) return TL_OK;
     if (bounce_buffer != NULL) {
-        uint8_t *source = (uint8_t *)tl_tensor_data(bounce_buffer) + fetch->received_bytes;
+        uint64_t lap_bytes = tl_tensor_size_bytes(bounce_buffer);
+        uint64_t offset_bytes = fetch->received_bytes % lap_bytes;
         void *address;
+        len_bytes = tl_min_u64(len_bytes, lap_bytes - offset_bytes);
         enum tl_status status = tl_fetch_next(fetch, len_bytes, &address, ret_error);
         if (status != TL_OK) return status;
-        if (conn->engine->provider->limits.is_processor_writing) {
-            tl_copy_out(address, source, (size_t)len_bytes);
-        } else {
-            memcpy(address, source, (size_t)len_bytes);
-        }
-        conn->engine->stats.bytes_bounced += len_bytes;
-        tl_memory_count_bounce(conn->engine->memory, len_bytes);
+        copy_on(request, address, (uint8_t *)tl_tensor_data(bounce_buffer) + offset_bytes, len_bytes);
     }
     tl_fetch_advance(fetch, len_bytes);
-    if (is_read) conn->posts.completion_budget_bytes -= len_bytes;
+    if (is_read) *budget_bytes -= len_bytes;
     return TL_OK;
 }
 
@@ -375,7 +406,18 @@ void request_advance_early(struct request *request)
         return;
     }
     if (advance(request, &error) != TL_OK) return;
-    if (request->fetch->received_bytes < request->received_bytes) conn_pump_later(request->conn);
+    tell_copied(request);
+    bool is_left = request->fetch->received_bytes < request->received_bytes;
+    if (is_left && request->state == REQUEST_ASKED) conn_copy_later(request->conn, &request->pending);
+}
+
+/* How many bytes the peer may have written now. */
+static uint64_t most_awaited(const struct request *request)
+{
+    const struct request_placement *placement = request->placement;
+    uint64_t left_bytes = placement->expected.meta_data.size_bytes - request->received_bytes;
+    if (placement->lap_bytes == 0) return left_bytes;
+    return tl_min_u64(left_bytes, placement->reported_bytes + placement->lap_bytes - request->received_bytes);
 }
 
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes)
@@ -385,7 +427,7 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
     conn_credits_seen(conn, request->pending.sent_slot);
     bool is_awaited =
         request->is_place_sent && (request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING);
-    uint64_t left_bytes = is_awaited ? request->placement->expected.meta_data.size_bytes - request->received_bytes : 0;
+    uint64_t left_bytes = is_awaited ? most_awaited(request) : 0;
     if (!is_awaited || len_bytes == 0 || len_bytes > left_bytes) {
         conn_protocol_error(conn, "%" PRIu64 " bytes of %s where at most %" PRIu64 " are expected", len_bytes,
                             request->fetch->key, left_bytes);
@@ -397,7 +439,8 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
     request->is_from_device |= (immediate & TL_IMMEDIATE_ON_DEVICE) != 0;
     request->is_done_expected |= (immediate & TL_IMMEDIATE_DONE_FOLLOWS) != 0;
     request_advance_early(request);
-    if (len_bytes == left_bytes && !request->is_done_expected) request_handle(request, REQUEST_EVENT_COMPLETE);
+    bool is_whole = request->received_bytes == request->placement->expected.meta_data.size_bytes;
+    if (is_whole && !request->is_done_expected) request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
 /* --------------------------------------------------------------------------------------------------- beginning -- */

@@ -100,6 +100,9 @@ struct request_placement {
     struct tl_pin pin;                    /* registered memory of the destination or the bounce buffer */
     struct tl_tensor *bounce_buffer; /* a block of the pool, from which the bytes are copied on as they arrive; NULL:
                                         the peer writes the destination itself */
+    uint64_t lap_bytes;              /* size of the bounce buffer if the value is larger, and is written into it round
+                                        and round; else 0 */
+    uint64_t reported_bytes;         /* the peer knows that so many bytes were copied on */
     const char *bounce_reason;       /* why there is a bounce buffer; never freed */
     uint64_t asked_bytes;            /* for which reads were posted */
     uint32_t read_count;             /* reads that are posted */
@@ -151,6 +154,7 @@ struct request {
     bool is_early : 1;           /* it was exposed before the peer has said that the value exists */
     bool is_done_expected : 1;   /* a DONE follows the data */
     bool is_answered : 1;        /* a status has come, which is the peer's last answer */
+    bool is_file_slow : 1;       /* the owner has said so: pages of the value may have to come from a file first */
     bool is_reading : 1;         /* the bytes are to be read; the peer writes nothing */
     bool has_source : 1;         /* SOURCE has come, which is the peer's last answer unless it goes back */
     bool is_source_returned : 1; /* it went back, since there was no memory to read it into */

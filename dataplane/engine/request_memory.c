@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Where the bytes of a request go: into the destination itself, or into a bounce buffer in the pool from which they are
- * copied.
+ * copied. A bounce buffer that is smaller than the value is written round and round (docs/protocol.md, "Asking").
  *
  * A value may not exist yet, and may need others to arrive before it does. So a request gets a place before the peer
  * has said that there is a value only while a quarter of the windows and of the pool stays free; it waits for neither.
@@ -25,6 +25,8 @@
 const char request_reason_forced[] = "everything is copied through the pool (verbs.bounce)";
 const char request_reason_small[] = "the allocation that it lies in is too small to be registered (verbs.register)";
 static const char reason_cheap[] = "it is small: copying it twice takes less time than having it read by the kernel";
+static const char reason_lap[] =
+    "both sides copy it at the same time, piece by piece, which takes less time than having it read by the kernel";
 
 static void memory_came(struct tl_closure *closure);
 
@@ -57,6 +59,8 @@ void request_release_memory(struct request *request)
     request->is_from_device = false;
     request->is_done_expected = false;
     if (placement == NULL) return;
+    placement->lap_bytes = 0;
+    placement->reported_bytes = 0;
     if (placement->bounce_buffer != NULL) {
         conn_block_destroy(conn->memory, &placement->bounce_buffer, &placement->pin);
     } else {
@@ -97,11 +101,24 @@ static bool await_memory(struct request *request, uint64_t len_bytes, struct tl_
     return true;
 }
 
+/* Returns how large the bounce buffer is. The CPU copies on what has arrived while the rest is on its way, so that a
+ * large value needs no memory of its size. */
+static uint64_t choose_lap(struct request *request)
+{
+    struct request_placement *placement = request->placement;
+    uint64_t size_bytes = placement->expected.meta_data.size_bytes;
+    uint64_t copy_bytes = request->conn->engine->options.copy_bytes;
+    bool is_whole =
+        copy_bytes == 0 || size_bytes <= copy_bytes || placement->landing.is_on_device || request->has_source;
+    placement->lap_bytes = is_whole ? 0 : copy_bytes;
+    return is_whole ? size_bytes : copy_bytes;
+}
+
 /* Returns false when the pool can never have the memory, with the reason in ret_error. */
 static bool try_bounce_buffer(struct request *request, struct conn_memory_wait *memory_wait, struct tl_error *ret_error)
 {
     struct request_placement *placement = request->placement;
-    uint64_t size_bytes = placement->expected.meta_data.size_bytes;
+    uint64_t size_bytes = choose_lap(request);
     struct tl_memory *memory = request->conn->memory;
     enum tl_status status =
         request->is_asked
@@ -137,9 +154,10 @@ static bool use_free_bounce_buffer(struct request *request)
 {
     struct request_placement *placement = request->placement;
     struct tl_conn *conn = request->conn;
-    if (!conn_block_create_spare(conn, conn->memory, placement->expected.meta_data.size_bytes,
-                                 &placement->bounce_buffer, &placement->pin))
+    if (!conn_block_create_spare(conn, conn->memory, choose_lap(request), &placement->bounce_buffer, &placement->pin)) {
+        placement->lap_bytes = 0;
         return false;
+    }
     request_handle(request, REQUEST_EVENT_READY);
     return true;
 }
@@ -203,9 +221,13 @@ void request_prepare_memory(struct request *request)
         placement->bounce_reason = is_forced ? request_reason_forced : conn->pair->outside_refusal;
         request_use_bounce_buffer(request, NULL);
     } else {
-        placement->bounce_reason = conn->engine->provider->limits.needs_regions ? request_reason_small : reason_cheap;
+        uint64_t copy_bytes = conn->engine->options.copy_bytes;
+        bool is_large = tl_tensor_size_bytes(destination) > copy_bytes;
         bool is_small = conn_is_small(conn, destination);
-        bool is_copied = tl_tensor_size_bytes(destination) < conn->engine->options.copy_bytes;
+        bool is_copied = copy_bytes > 0 && !(is_large && request->is_file_slow);
+        placement->bounce_reason = conn->engine->provider->limits.needs_regions ? request_reason_small
+                                   : is_large                                   ? reason_lap
+                                                                                : reason_cheap;
         bool has_bounce_buffer =
             is_small ? try_bounce_buffer(request, NULL, &error) : is_copied && use_free_bounce_buffer(request);
         if (!has_bounce_buffer) expose_itself(request);

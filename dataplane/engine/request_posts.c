@@ -36,7 +36,8 @@ static enum tl_status try_expose(struct request *request, struct tl_error *ret_e
     struct tl_conn *conn = request->conn;
     enum tl_status status =
         tl_queue_pair_expose(conn->pair, placement->pin.region, placement->pin.address,
-                             placement->expected.meta_data.size_bytes, &placement->exposure, ret_error);
+                             placement->lap_bytes > 0 ? placement->lap_bytes : placement->expected.meta_data.size_bytes,
+                             &placement->exposure, ret_error);
     if (status != TL_OK) return status;
     request->is_exposed = true;
     conn->posts.windows_used++;
@@ -122,6 +123,10 @@ static bool post_next(struct pending_post *pending)
     struct tl_conn *conn = request->conn;
     struct tl_fetch *fetch = request->fetch;
     if (request->state == REQUEST_CANCELLING) return post_cancel(request);
+    if (request->state == REQUEST_ASKED) {
+        request_advance_early(request);
+        return false;
+    }
     if (request->has_source) return request_post_read(request);
     if (has_memory(request) && !request->is_asked) expose_early(request);
     bool is_place_sent = has_memory(request);
@@ -130,6 +135,7 @@ static bool post_next(struct pending_post *pending)
         !request->is_asked ? compose_request(request) : conn_compose(conn, TL_MESSAGE_RE_REQUEST, request->handle);
     if (is_place_sent) {
         message->is_copying = request->placement->bounce_buffer != NULL;
+        message->lap_bytes = request->placement->lap_bytes;
         message->destination = request->placement->exposure.descriptor;
     }
     if (!request->is_asked) conn_shorten_request(conn, request->key_number, message);

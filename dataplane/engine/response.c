@@ -23,6 +23,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "tensor/mapped_file.h"
 
 /* A message without content about a request that is over or was never seen. */
 struct notice {
@@ -212,6 +213,14 @@ void conn_send_notice(struct tl_conn *conn, enum tl_message_type type, uint32_t 
 
 /* --------------------------------------------------------------------------------------------- from the source -- */
 
+/* Whether reading the value may wait for a file, which is the receiver's part where it can read our memory. */
+static bool is_file_slow(const struct response *response)
+{
+    const struct tl_tensor *tensor = response->sending->offer.tensor;
+    return response->conn->engine->provider->limits.is_processor_writing && !response_is_on_device(response) &&
+           tl_mapped_file_may_wait(tl_tensor_data(tensor), tl_tensor_size_bytes(tensor));
+}
+
 static void reply(struct tl_serve *serve, const struct tl_error *status, const struct tl_offer *offer)
 {
     struct response *response = TL_CONTAINER_OF(serve, struct response, serve);
@@ -237,9 +246,11 @@ static void reply(struct tl_serve *serve, const struct tl_error *status, const s
                 (!response_is_on_device(response) || response_may_be_direct(response)))) {
         response_handle(response, RESPONSE_EVENT_SHOWN);
     } else if (response->expected != NULL && sending->destination.len_bytes > 0 &&
-               tl_meta_data_is_equal(meta_data, &response->expected->meta_data)) {
+               tl_meta_data_is_equal(meta_data, &response->expected->meta_data) &&
+               !(sending->lap_bytes > 0 && is_file_slow(response))) {
         response_handle(response, RESPONSE_EVENT_FITS);
     } else {
+        sending->is_file_slow = is_file_slow(response);
         response_handle(response, RESPONSE_EVENT_DIFFERS);
     }
 }
@@ -264,6 +275,7 @@ static bool take_request(struct response *response, const struct tl_message *mes
     if (message->destination.len_bytes == 0) return true;
     if (!has_sending(response)) return false;
     response->sending->destination = message->destination;
+    response->sending->lap_bytes = message->lap_bytes;
     return true;
 }
 
@@ -330,6 +342,19 @@ static bool is_shown(const struct response *response)
     return response != NULL && response->sending != NULL && response->sending->source.is_exposed;
 }
 
+/* The peer has copied on a part of what was written. When the response is over, that has crossed its last message. */
+static void handle_copied(struct response *response)
+{
+    struct response_sending *sending = response->sending;
+    uint64_t part_bytes = sending != NULL ? sending->lap_bytes / TL_LAP_PARTS : 0;
+    if (part_bytes == 0 || sending->posted_bytes - sending->copied_bytes < part_bytes) {
+        conn_protocol_error(response->conn, "a COPIED for bytes that were not written (handle %#x)", response->handle);
+        return;
+    }
+    sending->copied_bytes += part_bytes;
+    response_handle(response, RESPONSE_EVENT_COPIED);
+}
+
 void responses_message(struct tl_conn *conn, struct tl_message *message)
 {
     if (message->type == TL_MESSAGE_REQUEST) {
@@ -344,6 +369,8 @@ void responses_message(struct tl_conn *conn, struct tl_message *message)
         } else {
             response_send_cancelled(conn, message->handle);
         }
+    } else if (message->type == TL_MESSAGE_COPIED) {
+        if (response != NULL) handle_copied(response);
     } else if ((response == NULL || (sending != NULL && sending->is_late)) && conn->responses.late_count > 0) {
         conn->responses.late_count--; /* it has crossed our status that says that it comes too late */
     } else if (is_shown(response) && response->state == RESPONSE_SHOWING && message->destination.len_bytes == 0) {
@@ -354,6 +381,7 @@ void responses_message(struct tl_conn *conn, struct tl_message *message)
         sending->source.is_place_known = response->state == RESPONSE_HIDING;
         if (response->state == RESPONSE_PARKED || response->state == RESPONSE_HIDING) {
             sending->destination = message->destination;
+            sending->lap_bytes = message->lap_bytes;
             response->is_receiver_copying = message->is_copying;
         }
         response_handle(response, RESPONSE_EVENT_RE_REQUEST);

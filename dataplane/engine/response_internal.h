@@ -61,6 +61,7 @@ enum response_event {
     RESPONSE_EVENT_RE_REQUEST = RESPONSE_OWN_EVENTS, /* the peer has memory for the value now */
     RESPONSE_EVENT_WORK_DONE,                        /* a posted write or message is over */
     RESPONSE_EVENT_RELEASE,                          /* the peer has read the value */
+    RESPONSE_EVENT_COPIED, /* the peer has copied on what was written, and more can be written */
     RESPONSE_EVENT_RETURN, /* the peer has no memory to read the value into, and will say where to write it */
     RESPONSE_EVENT_CANCEL, /* the peer gives the request up */
     RESPONSE_EVENT_LATE,   /* RE_REQUEST, the release, or memory of the pool has not come in time */
@@ -128,6 +129,7 @@ struct response_sending {
     bool is_registering;
     bool is_sender_copying; /* the bytes are copied into the pool here before they are written */
     bool is_done_wanted;    /* a DONE follows the bytes */
+    bool is_file_slow;      /* PARKED: pages of the tensor may have to come from a file first */
     bool may_change;        /* the bytes lie in a file, which is checked when all of them were read, before the DONE */
     bool is_outcome_posted; /* DONE or ERROR_STATUS is posted */
     bool is_message_out;
@@ -139,6 +141,8 @@ struct response_sending {
     struct conn_memory_wait *memory_wait; /* the next piece waits for this memory; NULL: it does not wait */
     struct conn_memory_wait *granted;     /* memory that has come for the next piece; NULL: none */
     uint64_t posted_bytes;
+    uint64_t lap_bytes;    /* size of a destination that is written round and round; 0: it holds the whole value */
+    uint64_t copied_bytes; /* so many bytes of the value the peer has copied on, as it has told */
     struct response_pieces pieces;
     struct response_source source;
     struct response_lend lend;

@@ -54,7 +54,7 @@ static void post_inline(struct response *response, const uint8_t *bytes)
     struct tl_conn *conn = response->conn;
     const struct tl_offer *offer = &response->sending->offer;
     uint64_t size_bytes = tl_tensor_size_bytes(offer->tensor);
-    uint64_t *budget_bytes = &conn->posts.response_budget_bytes;
+    uint64_t *budget_bytes = &conn->posts.budgets.response_bytes;
     struct tl_message *message = conn_compose(conn, TL_MESSAGE_DONE, response->handle);
     message->step = offer->step;
     message->is_published = !offer->is_one_shot;
@@ -106,6 +106,7 @@ static void post_update(struct response *response)
     struct tl_message *message = conn_compose(response->conn, TL_MESSAGE_META_DATA_UPDATE, response->handle);
     message->step = offer->step;
     message->is_published = !offer->is_one_shot;
+    message->is_file_slow = response->sending->is_file_slow;
     message->has_meta_data = true;
     tl_meta_data_copy(&message->meta_data, tl_tensor_meta_data(offer->tensor));
     conn_post_message(response->conn, message, NULL);
@@ -164,6 +165,15 @@ static uint64_t bouncing_bytes(uint64_t size_bytes)
     return tl_max_u64(MIN_BOUNCING_BYTES, tl_min_u64(size_bytes / BOUNCING_PIECES, BOUNCE_PIECE_BYTES));
 }
 
+/* How many bytes can be written now in one piece; 0: none until the peer has copied more of them on. */
+static uint64_t free_space(const struct response_sending *sending)
+{
+    uint64_t lap_bytes = sending->lap_bytes;
+    if (lap_bytes == 0) return UINT64_MAX;
+    uint64_t free_bytes = sending->copied_bytes + lap_bytes - sending->posted_bytes;
+    return tl_min_u64(free_bytes, lap_bytes - sending->posted_bytes % lap_bytes);
+}
+
 /* The most bytes that the next piece may have. Bytes that are copied or hashed are read by the CPU in this pump. */
 static uint64_t most_bytes(const struct response *response)
 {
@@ -173,12 +183,12 @@ static uint64_t most_bytes(const struct response *response)
     uint64_t read_bytes = response->sending->is_sender_copying ? BOUNCE_PIECE_BYTES
                           : response->wants_checksum           ? PUMP_BYTES
                                                                : UINT64_MAX;
-    return tl_min_u64(piece_bytes, read_bytes);
+    return tl_min_u64(tl_min_u64(piece_bytes, read_bytes), free_space(response->sending));
 }
 
 void response_read_piece(struct response *response, const uint8_t *source, uint64_t len_bytes)
 {
-    uint64_t *budget_bytes = &response->conn->posts.response_budget_bytes;
+    uint64_t *budget_bytes = &response->conn->posts.budgets.response_bytes;
     if (response->wants_checksum) {
         TL_CHECK(XXH3_64bits_update(response->sending->hash_state, source, (size_t)len_bytes) == XXH_OK);
     }
@@ -261,6 +271,7 @@ static bool post_piece(struct response *response)
     uint64_t left_bytes = tl_tensor_size_bytes(tensor) - sending->posted_bytes;
     uint64_t len_bytes = tl_min_u64(left_bytes, most_bytes(response));
     bool is_read_first = is_on_device && sending->is_sender_copying;
+    if (len_bytes == 0) return false; /* COPIED will come */
     if (is_on_device && !is_read_first && !response_await_fence(response)) return false;
     const uint8_t *source = is_read_first ? NULL : (const uint8_t *)tl_tensor_data(tensor) + sending->posted_bytes;
     struct piece *piece =
@@ -272,8 +283,8 @@ static bool post_piece(struct response *response)
                          (sending->is_done_wanted ? TL_IMMEDIATE_DONE_FOLLOWS : 0) |
                          (is_on_device ? TL_IMMEDIATE_ON_DEVICE : 0);
     sending->pieces.out++;
-    conn_post_write(conn, region, source, len_bytes, &sending->destination, sending->posted_bytes, immediate,
-                    &piece->work);
+    uint64_t offset_bytes = sending->lap_bytes > 0 ? sending->posted_bytes % sending->lap_bytes : sending->posted_bytes;
+    conn_post_write(conn, region, source, len_bytes, &sending->destination, offset_bytes, immediate, &piece->work);
     response_read_piece(response, source, len_bytes);
     sending->posted_bytes += len_bytes;
     return len_bytes < left_bytes || sending->is_done_wanted;

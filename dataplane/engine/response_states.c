@@ -274,6 +274,7 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
     [RESPONSE_WRITING] = {
         [RESPONSE_EVENT_READY] = {RESPONSE_WRITING, response_queue_post},
         [RESPONSE_EVENT_FAILED] = {RESPONSE_ENDING, response_queue_post},
+        [RESPONSE_EVENT_COPIED] = {RESPONSE_WRITING, response_queue_post},
         [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_WRITING, written},
         [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
         [RESPONSE_EVENT_LATE] = {RESPONSE_WRITING, leave_pool},
@@ -303,11 +304,13 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
         [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_RETURNING, taken_back},
     },
     [RESPONSE_ENDING] = {
+        [RESPONSE_EVENT_COPIED] = {RESPONSE_ENDING, NULL},
         [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_ENDING, outcome_posted},
         [RESPONSE_EVENT_CANCEL] = {RESPONSE_ENDING, NULL}, /* the message that it sends is its last */
     },
     [RESPONSE_STOPPING] = {
         [RESPONSE_EVENT_RE_REQUEST] = {RESPONSE_STOPPING, NULL},
+        [RESPONSE_EVENT_COPIED] = {RESPONSE_STOPPING, NULL},
         [RESPONSE_EVENT_READY] = {RESPONSE_STOPPING, response_maybe_stopped},
         [RESPONSE_EVENT_FAILED] = {RESPONSE_STOPPING, response_maybe_stopped},
         [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_STOPPING, response_maybe_stopped},

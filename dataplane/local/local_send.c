@@ -27,7 +27,7 @@
 
 /* The most bytes that packets may take which the peer has not read; the kernel counts some 768 for each. */
 #define MAX_UNREAD_BYTES (64 * 1024)
-#define COPY_BYTES_PER_POLL (UINT64_C(1) << 20)
+#define COPY_BYTES_PER_POLL (UINT64_C(256) << 10)
 /* Writes of at least this size go past the caches, because the tensor would push everything else out of them. */
 #define UNCACHED_BYTES (UINT64_C(8) << 20)
 /* A thread that waits for the result of a smaller read polls, and yields its processor to the helper threads. For a

@@ -54,15 +54,14 @@ class LocalCase(cli_support.Case):
 
 class Choice(LocalCase):
     def test_auto(self):
-        """Large tensors are copied once: from their own memory into the file of the receiver."""
-        size = 2 << 20  # smaller ones may be copied twice (docs/local.md)
+        """Large tensors are copied by both sides at the same time, or from their own memory (docs/local.md)."""
+        size = 3 << 20
         self.serve(tensors={f"w{i}": ("U8", (size,), os.urandom(size)) for i in range(4)})
         shown = self.pull()
         self.assertEqual(read_safetensors(self.folder / "out.safetensors"), self.tensors)
         self.assertEqual(sum(shown["paths"].values()), 4)
-        if set(shown["paths"]) == {"bounce"}:
-            self.skipTest("this kernel does not let a process read another one's memory")
-        self.assertEqual(shown["paths"], {"zero-copy": 4})
+        self.assertLessEqual(set(shown["paths"]), {"bounce", "zero-copy"})
+        self.assertIn("bounce", shown["paths"])
         self.served.start("worker", 0)
         self.await_pair("local")
         self.assertEqual(self.counters()["data_bytes_bounced"], 0)

@@ -14,6 +14,7 @@
 #include "fakes/run_suite.h"
 
 #define LARGE_BYTES (UINT64_C(9) << 20)
+#define LAP_BYTES (UINT64_C(512) << 10)
 
 static struct tl_local_options local_options;
 static unsigned descriptors;
@@ -184,6 +185,32 @@ START_TEST(into_memory_of_users)
 }
 END_TEST
 
+/* Both sides copy large values in pieces through a small part of the pool, which is used again and again. */
+START_TEST(into_memory_of_users_in_laps)
+{
+    local_options.is_reading_forbidden = _i == 1;
+    options.engine.copy_bytes = LAP_BYTES;
+    open_pair();
+    uint64_t copied_bytes = 0;
+    for (uint64_t i = 0; i < 24; i++) {
+        uint64_t size_bytes = LAP_BYTES + 1 + i * i * 12345;
+        struct tl_tensor *destination = engine_bytes(size_bytes + 40, 0);
+        const struct tl_meta_data meta_data = {
+            .dtype = TL_U8, .shape = {.rank = 1, .dims = {size_bytes}}, .size_bytes = size_bytes};
+        /* It begins and ends within a cache line. */
+        ck_assert_int_eq(tl_tensor_create_view(destination, &meta_data, i, false, &ask.destination, NULL), TL_OK);
+        tl_tensor_put(destination);
+        engine_side_send(owner, "key", i + 1, engine_bytes(size_bytes, i));
+        fetch("key", i + 1);
+        expect(size_bytes, i, TL_PATH_BOUNCE);
+        copied_bytes += size_bytes;
+    }
+    ck_assert_uint_eq(engine_side_stats(asker).bytes_bounced, copied_bytes);
+    ck_assert_uint_eq(engine_side_memory(asker).pool_used_bytes, 0);
+    close_pair();
+}
+END_TEST
+
 START_TEST(where_reading_is_forbidden)
 {
     local_options.is_reading_forbidden = true;
@@ -204,6 +231,7 @@ END_TEST
 /* A fetch into the pool or into the user's memory is cancelled after each number of rounds until it is complete. */
 START_TEST(cancelled_in_the_middle)
 {
+    options.engine.copy_bytes = _i == 1 ? LAP_BYTES : 0;
     open_pair();
     unsigned given_up = 0;
     for (unsigned i = 0; i < 30; i++) {
@@ -218,7 +246,7 @@ START_TEST(cancelled_in_the_middle)
         engine_pair_run(&pair);
         ck_assert_uint_eq(ask.done_count, 1);
         if (ask.result.code == TL_OK) {
-            expect(LARGE_BYTES, i, TL_PATH_ZERO_COPY);
+            expect(LARGE_BYTES, i, _i == 1 && i % 2 == 1 ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY);
             continue;
         }
         ck_assert_int_eq(ask.result.code, TL_CANCELLED);
@@ -238,6 +266,7 @@ END_TEST
 START_TEST(broken_in_the_middle)
 {
     struct tl_error reason;
+    options.engine.copy_bytes = _i == 1 ? LAP_BYTES : 0;
     for (unsigned i = 0; i < 12; i++) {
         open_pair();
         tl_error_set(&reason, TL_UNAVAILABLE, "the test ends it");
@@ -326,9 +355,10 @@ int main(void)
     tcase_add_test(tcase, strings_and_values_without_bytes);
     tcase_add_test(tcase, with_a_checksum);
     tcase_add_test(tcase, into_memory_of_users);
+    tcase_add_loop_test(tcase, into_memory_of_users_in_laps, 0, 2);
     tcase_add_test(tcase, where_reading_is_forbidden);
-    tcase_add_test(tcase, cancelled_in_the_middle);
-    tcase_add_test(tcase, broken_in_the_middle);
+    tcase_add_loop_test(tcase, cancelled_in_the_middle, 0, 2);
+    tcase_add_loop_test(tcase, broken_in_the_middle, 0, 2);
     tcase_add_test(tcase, a_received_tensor_outlives_everything);
     tcase_add_test(tcase, more_regions_than_a_process_has_descriptors);
     suite_add_tcase(suite, tcase);

@@ -2,12 +2,17 @@
 /* Why a tensor was copied: the fetch reports the true reason, and what cannot be registered is logged. */
 #include <check.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
+#include "dataplane/engine/message.h"
 #include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
 #include "fakes/log_capture.h"
 #include "fakes/run_suite.h"
+#include "fakes/temp_folder.h"
+#include "tensor/mapped_file.h"
+#include "tensor/mapped_tensor.h"
 
 #define SMALL_BYTES 5000
 #define LARGE_BYTES 200000
@@ -148,7 +153,7 @@ static void expect_no_copy(void)
     engine_ask_fini(&ask);
 }
 
-/* Where nothing needs to be registered, a tensor of less than copy_bytes goes through the pool if that has space. */
+/* Where nothing needs to be registered, a tensor goes through the pool if that has space. */
 START_TEST(copied_while_there_is_space)
 {
     options.provider.needs_no_regions = true;
@@ -157,10 +162,12 @@ START_TEST(copied_while_there_is_space)
     open_pair();
     fetch(1, engine_pool_bytes(owner, LARGE_BYTES, 1), true);
     expect_copy("it is small");
-    fetch(2, engine_pool_bytes(owner, LARGE_BYTES + 1, 2), true);
-    expect_no_copy();
+    fetch(2, engine_pool_bytes(owner, LARGE_BYTES + 2, 2), true);
+    expect_copy("both sides copy it");
     struct tl_tensor *all = engine_pool_bytes(asker, 4 << 20, 3);
     fetch(4, engine_pool_bytes(owner, LARGE_BYTES, 4), true);
+    expect_no_copy();
+    fetch(4, engine_pool_bytes(owner, 2 * LARGE_BYTES, 4), true);
     expect_no_copy();
     tl_tensor_put(all);
     fetch(5, engine_pool_bytes(owner, LARGE_BYTES, 5), true);
@@ -297,6 +304,196 @@ START_TEST(given_up_after_a_part)
 }
 END_TEST
 
+/* ------------------------------------------------------------------------------------------------------- laps -- */
+
+#define LAP_BYTES 65536
+
+/* The value is larger than its bounce buffer, which is written round and round. */
+static void start_lapping(void)
+{
+    options.provider.needs_no_regions = true;
+    options.engine.copy_bytes = LAP_BYTES;
+    open_pair();
+    fetch(1, engine_pool_bytes(owner, LARGE_BYTES, 1), true);
+    expect_copy("both sides copy it");
+    fake_fabric_set_manual(pair.fabric, true);
+    engine_side_send(owner, "key", 2, engine_bytes(LARGE_BYTES, 2));
+    ask.is_unregistered = true;
+    engine_ask_start(asker, &ask, "key", 2);
+}
+
+START_TEST(laps)
+{
+    start_lapping();
+    uint64_t used_bytes = engine_side_memory(asker).pool_used_bytes;
+    run_until_a_part_is_copied();
+    ck_assert_uint_le(engine_side_memory(asker).pool_used_bytes, used_bytes + LAP_BYTES);
+    fake_fabric_set_manual(pair.fabric, false);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(engine_side_stats(asker).bytes_bounced, 2 * LARGE_BYTES);
+    ck_assert(engine_is_bytes(ask.fetch.destination, LARGE_BYTES, 2));
+    expect_copy("both sides copy it");
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Sizes around those of laps and their parts. */
+START_TEST(sizes_of_laps)
+{
+    options.provider.needs_no_regions = true;
+    options.engine.copy_bytes = LAP_BYTES;
+    open_pair();
+    for (uint64_t i = 0; i < 64; i++) {
+        uint64_t part_bytes = LAP_BYTES / TL_LAP_PARTS;
+        uint64_t size_bytes = LAP_BYTES + 1 + i / 4 * part_bytes + i % 4 - 2;
+        fetch(1 + i, engine_pool_bytes(owner, size_bytes, i), true);
+        ck_assert(engine_is_bytes(ask.fetch.destination, size_bytes, i));
+        expect_copy(size_bytes <= LAP_BYTES ? "it is small" : "both sides copy it");
+    }
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Bytes that were not copied on are not written over. */
+START_TEST(at_most_a_lap_ahead)
+{
+    start_lapping();
+    uint64_t sent_bytes = engine_side_stats(owner).bytes_sent;
+    uint64_t copied_bytes = engine_side_stats(asker).bytes_bounced;
+    for (unsigned i = 0; i < 1000 && ask.done_count == 0; i++) {
+        while (engine_side_round(owner) || fake_fabric_step_any(pair.fabric)) {
+        }
+        uint64_t ahead_bytes =
+            engine_side_stats(owner).bytes_sent - sent_bytes - (engine_side_stats(asker).bytes_bounced - copied_bytes);
+        ck_assert_uint_le(ahead_bytes, LAP_BYTES);
+        (void)engine_side_round(asker);
+    }
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert(engine_is_bytes(ask.fetch.destination, LARGE_BYTES, 2));
+    expect_copy("both sides copy it");
+    fake_fabric_set_manual(pair.fabric, false);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* A round copies at most one piece when it polls, and one in its pump: others have their turn then. */
+START_TEST(a_piece_at_a_time)
+{
+    enum { PIECE = 256 * 1024, SIZE = 16 * PIECE };
+    options.provider.needs_no_regions = true;
+    options.engine.copy_bytes = 4 * PIECE;
+    open_pair();
+    engine_side_send(owner, "key", 1, engine_bytes(SIZE, 1));
+    ask.is_unregistered = true;
+    engine_ask_start(asker, &ask, "key", 1);
+    for (unsigned i = 0; i < 1000 && ask.done_count == 0; i++) {
+        while (engine_side_round(owner)) {
+        }
+        uint64_t before_bytes = engine_side_stats(asker).bytes_bounced;
+        (void)engine_side_round(asker);
+        ck_assert_uint_le(engine_side_stats(asker).bytes_bounced - before_bytes, 2 * PIECE);
+    }
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert(engine_is_bytes(ask.fetch.destination, SIZE, 1));
+    expect_copy("both sides copy it");
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Nothing is copied into a destination any more whose request was given up. */
+START_TEST(given_up_after_a_lap)
+{
+    start_lapping();
+    run_until_a_part_is_copied();
+    uint64_t before_bytes = engine_side_stats(asker).bytes_bounced;
+    tl_conn_cancel(asker->conn, &ask.fetch);
+    fake_fabric_set_manual(pair.fabric, false);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert_int_eq(ask.result.code, TL_CANCELLED);
+    ck_assert_uint_eq(engine_side_stats(asker).bytes_bounced, before_bytes);
+    engine_ask_fini(&ask);
+    ck_assert(engine_side_has(owner, "key", 2));
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(broken_after_a_lap)
+{
+    struct tl_error reason;
+    start_lapping();
+    run_until_a_part_is_copied();
+    tl_error_set(&reason, TL_UNAVAILABLE, "the connection is closed");
+    tl_conn_close(asker->conn, &reason);
+    fake_fabric_set_manual(pair.fabric, false);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+    ck_assert_ptr_null(ask.fetch.destination);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(laps_with_a_checksum)
+{
+    options.provider.needs_no_regions = true;
+    options.engine.copy_bytes = LAP_BYTES;
+    open_pair();
+    for (uint64_t step = 1; step <= 2; step++) {
+        ask.wants_checksum = true;
+        fetch(step, engine_pool_bytes(owner, LARGE_BYTES, step), true);
+        ck_assert(engine_is_bytes(ask.fetch.destination, LARGE_BYTES, step));
+        expect_copy("both sides copy it");
+    }
+    engine_pair_close(&pair);
+}
+END_TEST
+
+static struct tl_tensor *open_sparse(const char *name)
+{
+    struct tl_mapped_file *file;
+    struct tl_tensor *tensor;
+    const struct tl_shape shape = {.rank = 1, .dims = {LARGE_BYTES}};
+    ck_assert_int_eq(truncate(temp_path(name), LARGE_BYTES), 0);
+    ck_assert_int_eq(tl_mapped_file_open(temp_path(name), &file, NULL), TL_OK);
+    ck_assert_int_eq(tl_mapped_tensor_create(file, 0, TL_U8, &shape, &tensor, NULL), TL_OK);
+    tl_mapped_file_put(file);
+    return tensor;
+}
+
+static bool is_in_memory(const struct tl_tensor *tensor)
+{
+    return !tl_mapped_file_may_wait(tl_tensor_data(tensor), LARGE_BYTES);
+}
+
+/* The owner's processor does not read a file that is not in memory: the receiver does. */
+START_TEST(laps_of_a_file)
+{
+    temp_folder_make();
+    temp_write(temp_path("first"), "", 0);
+    temp_write(temp_path("second"), "", 0);
+    start_lapping();
+    fake_fabric_set_manual(pair.fabric, false);
+    engine_pair_run(&pair);
+    expect_copy("both sides copy it");
+    struct tl_tensor *first = open_sparse("first"), *second = open_sparse("second");
+    ck_assert(!is_in_memory(first) && !is_in_memory(second));
+    fetch(3, tl_tensor_get(first), true); /* the meta-data is as before */
+    expect_no_copy();
+    ck_assert(is_in_memory(first));
+    fetch(4, first, true);
+    expect_copy("both sides copy it");
+    engine_side_send(owner, "other", 1, second);
+    ask.is_unregistered = true;
+    engine_ask_start(asker, &ask, "other", 1); /* the meta-data is not known */
+    engine_pair_run(&pair);
+    expect_no_copy();
+    engine_pair_close(&pair);
+    temp_folder_remove();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine_bounce");
@@ -317,5 +514,17 @@ int main(void)
     tcase_add_test(tcase, broken_after_a_part);
     tcase_add_test(tcase, given_up_after_a_part);
     suite_add_tcase(suite, tcase);
+    TCase *laps_case = tcase_create("laps");
+    tcase_set_timeout(laps_case, 60);
+    tcase_add_checked_fixture(laps_case, setup, NULL);
+    tcase_add_test(laps_case, laps);
+    tcase_add_test(laps_case, sizes_of_laps);
+    tcase_add_test(laps_case, at_most_a_lap_ahead);
+    tcase_add_test(laps_case, a_piece_at_a_time);
+    tcase_add_test(laps_case, given_up_after_a_lap);
+    tcase_add_test(laps_case, broken_after_a_lap);
+    tcase_add_test(laps_case, laps_with_a_checksum);
+    tcase_add_test(laps_case, laps_of_a_file);
+    suite_add_tcase(suite, laps_case);
     return run_suite(suite);
 }

@@ -104,6 +104,7 @@ static void choose_options(void)
     options.engine.inline_bytes = (uint32_t)PICK(0, 1000, TL_INLINE_BYTES);
     options.engine.register_bytes = PICK(1, 2000, 1 << 20);
     options.engine.is_bounce_forced = one_in(8);
+    options.engine.copy_bytes = PICK(0, 0, 100, 3000);
     options.engine.is_mapping_allowed = !one_in(4);
     options.engine.is_reading = one_in(2);
     options.provider.has_no_reads = one_in(8);

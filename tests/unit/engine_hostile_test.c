@@ -175,6 +175,7 @@ static const struct word words[] = {
     {TL_MESSAGE_META_DATA_UPDATE, SIZE_BYTES, 0, 0},
     {TL_MESSAGE_META_DATA_UPDATE, INT64_MAX, 0, 0},
     {TL_MESSAGE_RE_REQUEST, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_COPIED, UINT64_MAX, 0, 0},
     {TL_MESSAGE_DONE, UINT64_MAX, 0, 0},
     {TL_MESSAGE_DONE, 0, 0, 0},
     {TL_MESSAGE_DONE, SIZE_BYTES, 0, 0},
@@ -381,6 +382,52 @@ START_TEST(too_many_requests)
     }
     ck_assert_uint_eq(sent, 2 * 4 + 16 + 1);
     expect_protocol_error();
+}
+END_TEST
+
+#define LAP_BYTES 16384
+
+/* Asks for 100,000 bytes, to be written into a place of LAP_BYTES round and round. */
+static void ask_for_laps(void)
+{
+    engine_side_send(pair.left, "key", 1, engine_bytes(100000, 1));
+    struct tl_message message = ask_for(5);
+    message.destination = raw.exposure.descriptor;
+    message.is_copying = true;
+    message.lap_bytes = LAP_BYTES;
+    message.has_meta_data = true;
+    message.meta_data =
+        (struct tl_meta_data){.dtype = TL_U8, .shape = {.rank = 1, .dims = {100000}}, .size_bytes = 100000};
+    raw_peer_send(&raw, &message);
+    raw_peer_run(&raw);
+}
+
+/* It writes no more than one lap ahead of what the peer has copied on. */
+START_TEST(copied_what_was_not_written)
+{
+    open_raw();
+    uint64_t sent_bytes = engine_side_stats(pair.left).bytes_sent;
+    ask_for_laps();
+    ck_assert_uint_eq(engine_side_stats(pair.left).bytes_sent - sent_bytes, LAP_BYTES);
+    for (unsigned i = 0; i < TL_LAP_PARTS; i++)
+        send_type(TL_MESSAGE_COPIED, 5);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(engine_side_stats(pair.left).bytes_sent - sent_bytes, 2 * LAP_BYTES);
+    for (unsigned i = 0; i < TL_LAP_PARTS; i++)
+        send_type(TL_MESSAGE_COPIED, 5);
+    send_type(TL_MESSAGE_COPIED, 5);
+    expect_protocol_error();
+}
+END_TEST
+
+/* That may have crossed the last message about its request. */
+START_TEST(copied_of_nothing)
+{
+    open_raw();
+    send_type(TL_MESSAGE_COPIED, 5);
+    raw_peer_run(&raw);
+    ck_assert(tl_conn_is_up(pair.left->conn));
+    close_raw();
 }
 END_TEST
 
@@ -736,6 +783,8 @@ int main(void)
     tcase_add_loop_test(tcase, request_with_an_impossible_handle, 0, 4);
     tcase_add_test(tcase, request_without_a_number);
     tcase_add_test(tcase, too_many_requests);
+    tcase_add_test(tcase, copied_what_was_not_written);
+    tcase_add_test(tcase, copied_of_nothing);
     tcase_add_test(tcase, re_request_of_nothing);
     tcase_add_test(tcase, re_request_that_was_not_asked_for);
     tcase_add_test(tcase, peer_that_never_says_where_a_value_goes);

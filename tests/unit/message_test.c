@@ -18,7 +18,7 @@ static struct tl_error error;
 static const enum tl_message_type types[] = {
     TL_MESSAGE_HELLO,   TL_MESSAGE_PROBED,       TL_MESSAGE_REQUEST, TL_MESSAGE_META_DATA_UPDATE, TL_MESSAGE_RE_REQUEST,
     TL_MESSAGE_DONE,    TL_MESSAGE_ERROR_STATUS, TL_MESSAGE_CANCEL,  TL_MESSAGE_CANCELLED,        TL_MESSAGE_CREDIT,
-    TL_MESSAGE_GOODBYE, TL_MESSAGE_MAPPED,       TL_MESSAGE_SOURCE,
+    TL_MESSAGE_GOODBYE, TL_MESSAGE_MAPPED,       TL_MESSAGE_SOURCE,  TL_MESSAGE_COPIED,
 };
 #define TYPE_COUNT ((int)(sizeof(types) / sizeof(types[0])))
 
@@ -42,6 +42,7 @@ static void compose(enum tl_message_type type)
         .subscription = UINT64_C(0x9192939495969798),
         .checksum = UINT64_C(0x7172737475767778),
         .offset = UINT64_C(0x8182838485868788),
+        .lap_bytes = UINT64_C(0xa1a2a3a4a5a6a7a8),
         .meta_data = matrix,
         .destination = {.len_bytes = 5, .bytes = "abcd"},
         .code = TL_ABORTED,
@@ -54,6 +55,7 @@ static void compose(enum tl_message_type type)
     message.has_checksum = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_DONE || type == TL_MESSAGE_SOURCE;
     message.is_final = type == TL_MESSAGE_ERROR_STATUS;
     message.is_ping = type == TL_MESSAGE_CREDIT;
+    message.is_file_slow = type == TL_MESSAGE_META_DATA_UPDATE;
     message.is_published = type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE ||
                            type == TL_MESSAGE_MAPPED || type == TL_MESSAGE_SOURCE;
     message.may_map = type == TL_MESSAGE_REQUEST;
@@ -137,6 +139,8 @@ static void expect_same_body(void)
         ck_assert_uint_eq(decoded.destination.len_bytes, message.destination.len_bytes);
         ck_assert_mem_eq(decoded.destination.bytes, message.destination.bytes, message.destination.len_bytes);
     }
+    bool has_lap = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_RE_REQUEST;
+    if (has_lap && message.is_copying) ck_assert_uint_eq(decoded.lap_bytes, message.lap_bytes);
     if (type == TL_MESSAGE_ERROR_STATUS) {
         ck_assert_int_eq(decoded.code, message.code);
         ck_assert_str_eq(decoded.text, message.text);
@@ -194,7 +198,7 @@ START_TEST(names)
         ck_assert_str_ne(tl_message_name(types[i]), "?");
     ck_assert_str_eq(tl_message_name(TL_MESSAGE_RE_REQUEST), "RE_REQUEST");
     ck_assert_str_eq(tl_message_name((enum tl_message_type)0), "?");
-    ck_assert_str_eq(tl_message_name((enum tl_message_type)(TL_MESSAGE_SOURCE + 1)), "?");
+    ck_assert_str_eq(tl_message_name((enum tl_message_type)(TL_MESSAGE_COPIED + 1)), "?");
     ck_assert_str_eq(tl_message_name((enum tl_message_type)255), "?");
 }
 END_TEST
@@ -261,12 +265,12 @@ END_TEST
 /* Flags that a type does not have are neither sent nor accepted. */
 START_TEST(flags)
 {
-    static const unsigned allowed[] = {0, 0, 255, 1 | 16, 64,     1 | 2 | 4 | 16,      4,
-                                       0, 0, 8,   0,      1 | 16, 1 | 2 | 16 | 32 | 64};
+    static const unsigned allowed[] = {0, 0, 255, 1 | 8 | 16, 64,     1 | 2 | 4 | 16,       4,
+                                       0, 0, 8,   0,          1 | 16, 1 | 2 | 16 | 32 | 64, 0};
     compose(types[_i]);
     message.has_meta_data = message.has_checksum = message.is_final = message.is_ping = message.is_published = true;
     message.may_map = message.is_copying = message.is_reading = message.is_on_device = true;
-    message.is_inline = message.is_remote = message.is_fixed = true;
+    message.is_inline = message.is_remote = message.is_fixed = message.is_file_slow = true;
     uint32_t len_bytes = encode();
     ck_assert_uint_eq(buffer[1], allowed[_i]);
     for (unsigned bit = 0; bit < 8; bit++) {
@@ -338,7 +342,7 @@ END_TEST
 START_TEST(unknown_types)
 {
     for (unsigned type = 0; type < 256; type++) {
-        if (type >= TL_MESSAGE_HELLO && type <= TL_MESSAGE_MAPPED) continue;
+        if (type >= TL_MESSAGE_HELLO && type <= TL_MESSAGE_COPIED) continue;
         compose(TL_MESSAGE_CANCEL);
         uint32_t len_bytes = encode();
         buffer[0] = (uint8_t)type;
