@@ -31,7 +31,7 @@ import typing
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 
-from . import _engine, _tensorlane, empty
+from . import _engine, _fork, _tensorlane, empty
 from .errors import DeadlineExceeded, Error, FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 
 __all__ = ["Client", "LMCacheClient", "Owner", "main"]
@@ -50,6 +50,8 @@ LOOK_SEC = 0.25
 # After an owner has failed, nothing is asked of it for so long.
 REST_SEC = 2
 MAP_SEC = 2
+FORKED = ("the client belongs to the process that this one was forked from; make clients after fork, or start "
+          "processes with the method \"spawn\"")
 MAX_CLIENTS = 256
 # Memory of a client in which the owner finds what it sets. It is used as far as sets need it.
 STAGE_BYTES = 32 << 20
@@ -596,18 +598,20 @@ class Client:
     def submit(self, call: Callable[..., Coroutine[typing.Any, typing.Any, _Result]],
                *arguments: typing.Any) -> "concurrent.futures.Future[_Result]":
         """Begins a call of the form NAME_async. Returns a future of the module concurrent, which is cancelled when the
-        client is closed. What the owner does not do in time counts as not there and is no error.
+        client is closed. What the owner does not do in time counts as not there and is no error. In a forked child it
+        fails with FailedPrecondition.
 
         Raises RuntimeError: the client is closed. FailedPrecondition: it belongs to the process that this one was
         forked from.
         """
         if os.getpid() != self._process:
-            raise FailedPrecondition("the client belongs to the process that this one was forked from; make clients "
-                                     "after fork, or start processes with the method \"spawn\"")
+            raise FailedPrecondition(FORKED)
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the client is closed")
-            return asyncio.run_coroutine_threadsafe(call(*arguments), self._loop)
+            future = asyncio.run_coroutine_threadsafe(call(*arguments), self._loop)
+        _fork.calls[future] = FailedPrecondition(FORKED)
+        return future
 
     async def set_async(self, keys: Sequence[str], blocks: Sequence[Buffer]) -> list[bool]:
         """As set, for submit."""

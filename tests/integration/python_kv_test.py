@@ -637,8 +637,16 @@ class Failures(Owned):
 
     @without_address_sanitizer
     def test_fork(self):
-        """Calls of the child raise an error, and those of the parent go on."""
+        """Calls of the child raise an error, those under way too, and those of the parent go on."""
         self.assertEqual(self.set(0, 1), [True])
+        may_end = threading.Event()
+        self.addCleanup(may_end.set)
+
+        async def wait():
+            await asyncio.get_running_loop().run_in_executor(None, may_end.wait)
+            return "done"
+
+        under_way = self.cache.submit(wait)
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -647,10 +655,14 @@ class Failures(Owned):
                     for call in (lambda: self.set(1, 1), lambda: self.get(["k0"]), lambda: self.cache.exists(["k0"])):
                         with self.assertRaisesRegex(tensorlane.FailedPrecondition, "fork"):
                             call()
+                    with self.assertRaisesRegex(tensorlane.FailedPrecondition, "fork"):
+                        under_way.result(2)
                 status = 7
             finally:
                 os._exit(status)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 7)
+        may_end.set()
+        self.assertEqual(under_way.result(PATIENCE), "done")
         self.assertEqual(self.get(["k0"]), [block(0)])
 
     def test_a_call_that_is_given_up_before_its_client_has_failed_to_meet_the_owner(self):
