@@ -116,7 +116,7 @@ struct pending_post {
  * a worker for dead that is silent for longer than peer_timeout_ns. */
 #define PUMP_BYTES (16 * 1024 * 1024)
 
-/* How many bytes the CPU copies out of bounce buffers in one poll, and in one pump. */
+/* How many bytes the CPU copies out of bounce buffers that go round and round in one poll, and in one pump. */
 #define COPY_BYTES ((uint64_t)256 * 1024)
 
 /* How many bytes of several values an owner posts in one pump, and at most one piece more. After that other connections

@@ -339,6 +339,12 @@ static struct tl_tensor *bounce_buffer_of(const struct request *request)
     return request->placement != NULL ? request->placement->bounce_buffer : NULL;
 }
 
+/* Returns whether the bounce buffer is smaller than the value. */
+static bool goes_round(const struct request *request)
+{
+    return request->placement != NULL && request->placement->lap_bytes > 0;
+}
+
 /* Copies bytes of the bounce buffer into the destination. */
 static void copy_on(const struct request *request, void *destination, uint8_t *source, uint64_t len_bytes)
 {
@@ -346,7 +352,7 @@ static void copy_on(const struct request *request, void *destination, uint8_t *s
     bool is_hashed = request->fetch->wants_checksum; /* afterwards, where it lies then */
     if (!engine->provider->limits.is_processor_writing) {
         memcpy(destination, source, (size_t)len_bytes);
-    } else if (request->placement->lap_bytes > 0 && !is_hashed) {
+    } else if (goes_round(request) && !is_hashed) {
         tl_copy_out_uncached(destination, source, (size_t)len_bytes);
     } else {
         tl_copy_out(destination, source, (size_t)len_bytes);
@@ -379,7 +385,7 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
     const struct tl_tensor *bounce_buffer = bounce_buffer_of(request);
     bool is_read = bounce_buffer != NULL || fetch->wants_checksum;
     uint64_t *budget_bytes =
-        bounce_buffer != NULL ? &conn->posts.budgets.copy_bytes : &conn->posts.budgets.completion_bytes;
+        goes_round(request) ? &conn->posts.budgets.copy_bytes : &conn->posts.budgets.completion_bytes;
     if (is_read) len_bytes = tl_min_u64(len_bytes, *budget_bytes);
     if (len_bytes == 0) return TL_OK;
     if (bounce_buffer != NULL) {
@@ -407,8 +413,12 @@ void request_advance_early(struct request *request)
     }
     if (advance(request, &error) != TL_OK) return;
     tell_copied(request);
-    bool is_left = request->fetch->received_bytes < request->received_bytes;
-    if (is_left && request->state == REQUEST_ASKED) conn_copy_later(request->conn, &request->pending);
+    if (request->fetch->received_bytes == request->received_bytes) return;
+    if (!goes_round(request)) {
+        conn_pump_later(request->conn);
+    } else if (request->state == REQUEST_ASKED) {
+        conn_copy_later(request->conn, &request->pending);
+    }
 }
 
 /* How many bytes the peer may have written now. */

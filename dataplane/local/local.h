@@ -28,8 +28,8 @@
 #define TL_LOCAL_LAZY_BYTES (UINT64_C(4) << 20)
 
 /* Tensors that are received into memory of users are copied through so much of the pool while it has enough free
- * memory, a larger one round and round: one that is received alone takes half to two thirds of the time in which helper
- * threads read it. When many are under way, the helper threads read the others, and the pool is not made larger. */
+ * memory, a larger one round and round: one that is received alone takes less time than when helper threads read it.
+ * When many are under way, the helper threads read the others, and the pool is not made larger. */
 #define TL_LOCAL_COPY_BYTES (UINT64_C(2) << 20)
 
 struct tl_local_options {
