@@ -15,7 +15,7 @@ void tl_copy_uncached(void *to, const void *from, size_t len_bytes);
  * processor has the line. To write to a line that several processors have takes the other processor four to six times
  * as long, because it must wait until each has given the line up. */
 void tl_copy_out(void *to, void *from, size_t len_bytes);
-/* Does both. */
+/* Copies as tl_copy_out does, but past the caches, as tl_copy_uncached does. */
 void tl_copy_out_uncached(void *to, void *from, size_t len_bytes);
 
 #endif

@@ -387,7 +387,8 @@ void tl_reactor_end_sleep(struct tl_reactor *reactor, bool is_woken)
 {
     if (!reactor->is_asleep_outside) return;
     reactor->is_asleep_outside = false;
-    /* What was posted is known by its bit of attention. Who posts may write to wake_fd as late as in the next sleep. */
+    /* ATTENTION_CLOSURES says that something was posted, so wake_fd can be emptied. A thread that has posted may write
+     * to it only after this, and then ends the next sleep for nothing. */
     if (end_sleep(reactor, is_woken) || is_woken) drain(reactor->wake_fd);
 }
 

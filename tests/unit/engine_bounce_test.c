@@ -308,12 +308,18 @@ END_TEST
 
 #define LAP_BYTES 65536
 
+/* Opens two sides that register nothing, and copy through so much of the pool. */
+static void open_copying(uint64_t copy_bytes)
+{
+    options.provider.needs_no_regions = true;
+    options.engine.copy_bytes = copy_bytes;
+    open_pair();
+}
+
 /* The value is larger than its bounce buffer, which is written round and round. */
 static void start_lapping(void)
 {
-    options.provider.needs_no_regions = true;
-    options.engine.copy_bytes = LAP_BYTES;
-    open_pair();
+    open_copying(LAP_BYTES);
     fetch(1, engine_pool_bytes(owner, LARGE_BYTES, 1), true);
     expect_copy("both sides copy it");
     fake_fabric_set_manual(pair.fabric, true);
@@ -340,9 +346,7 @@ END_TEST
 /* Sizes around those of laps and their parts. */
 START_TEST(sizes_of_laps)
 {
-    options.provider.needs_no_regions = true;
-    options.engine.copy_bytes = LAP_BYTES;
-    open_pair();
+    open_copying(LAP_BYTES);
     for (uint64_t i = 0; i < 64; i++) {
         uint64_t part_bytes = LAP_BYTES / TL_LAP_PARTS;
         uint64_t size_bytes = LAP_BYTES + 1 + i / 4 * part_bytes + i % 4 - 2;
@@ -380,9 +384,7 @@ END_TEST
 START_TEST(a_piece_at_a_time)
 {
     enum { PIECE = 256 * 1024, SIZE = 16 * PIECE };
-    options.provider.needs_no_regions = true;
-    options.engine.copy_bytes = 4 * PIECE;
-    open_pair();
+    open_copying(4 * PIECE);
     engine_side_send(owner, "key", 1, engine_bytes(SIZE, 1));
     ask.is_unregistered = true;
     engine_ask_start(asker, &ask, "key", 1);
@@ -437,9 +439,7 @@ END_TEST
 
 START_TEST(laps_with_a_checksum)
 {
-    options.provider.needs_no_regions = true;
-    options.engine.copy_bytes = LAP_BYTES;
-    open_pair();
+    open_copying(LAP_BYTES);
     for (uint64_t step = 1; step <= 2; step++) {
         ask.wants_checksum = true;
         fetch(step, engine_pool_bytes(owner, LARGE_BYTES, step), true);
