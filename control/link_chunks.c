@@ -17,6 +17,7 @@
 #include <xxhash.h>
 
 #include "base/arith.h"
+#include "base/check.h"
 #include "control/link_frame.h"
 #include "tensor/mapped_tensor.h"
 
@@ -51,6 +52,11 @@ static void activate_ready(struct tl_link *link)
     }
 }
 
+static void hash(void *hash_state, unsigned char *bytes, size_t len_bytes)
+{
+    TL_CHECK(XXH3_64bits_update(hash_state, bytes, len_bytes) == XXH_OK);
+}
+
 /* Hashes up to where the transfer goes on; false while there is more to hash, or when the serve has failed. */
 static bool serve_catch_up(struct link_serve *entry)
 {
@@ -63,8 +69,7 @@ static bool serve_catch_up(struct link_serve *entry)
         link_serve_fail(entry, &error);
         return false;
     }
-    const unsigned char *data = tl_tensor_data(sending->offer.tensor);
-    XXH3_64bits_update(sending->hash_state, data + sending->hashed_bytes, (size_t)take);
+    tl_tensor_walk(sending->offer.tensor, sending->hashed_bytes, take, hash, sending->hash_state);
     sending->hashed_bytes += take;
     entry->link->stall.has_progressed = true; /* the peer waits for us */
     return sending->hashed_bytes == sending->sent_bytes;
@@ -91,7 +96,8 @@ static bool is_of_a_file(const struct link_serve *entry)
 
 static bool is_copied(const struct link_serve *entry)
 {
-    if (entry->sending->size_bytes <= LINK_COPY_BYTES) return true;
+    if (entry->sending->size_bytes <= LINK_COPY_BYTES || tl_tensor_is_in_runs(entry->sending->offer.tensor))
+        return true;
     return is_of_a_file(entry) &&
            (entry->sending->size_bytes <= FILE_COPY_BYTES || link_serve_bytes_left(entry) <= FILE_END_BYTES);
 }
@@ -106,12 +112,12 @@ static enum tl_status add_host_bytes(struct link_serve *entry, uint64_t count, s
     bool is_copy = is_copied(entry);
     enum tl_status status = tl_tensor_check_readable(tensor, sending->sent_bytes, count, ret_error);
     if (status != TL_OK) return status;
-    const unsigned char *data = (const unsigned char *)tl_tensor_data(tensor) + sending->sent_bytes;
     if (sending->hash_state != NULL) {
-        XXH3_64bits_update(sending->hash_state, data, (size_t)count);
+        tl_tensor_walk(tensor, sending->sent_bytes, count, hash, sending->hash_state);
         sending->hashed_bytes += count;
     }
-    if (is_copy) memcpy(link_copies_space(builder, entry->link, (size_t)count), data, (size_t)count);
+    if (is_copy)
+        tl_tensor_read(tensor, sending->sent_bytes, count, link_copies_space(builder, entry->link, (size_t)count));
     if (is_copy || sending->hash_state != NULL) {
         status = tl_tensor_check_readable(tensor, sending->sent_bytes, count, ret_error);
     }

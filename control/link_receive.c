@@ -219,14 +219,25 @@ static enum tl_status begin(struct link_fetch *entry, const Tensorlane__V1__Chun
     return TL_OK;
 }
 
-/* What is verified is read again at once, so that it has to be in the caches. */
-static void copy(const struct tl_fetch *fetch, void *to, const void *from, size_t count)
+static void copy(void *context, unsigned char *to, size_t count)
 {
-    if (tl_fetch_meta_data(fetch)->size_bytes >= UNCACHED_BYTES && !fetch->wants_checksum) {
-        tl_copy_uncached(to, from, count);
-    } else {
-        memcpy(to, from, count);
-    }
+    const unsigned char **from = context;
+    memcpy(to, *from, count);
+    *from += count;
+}
+
+static void copy_uncached(void *context, unsigned char *to, size_t count)
+{
+    const unsigned char **from = context;
+    tl_copy_uncached(to, *from, count);
+    *from += count;
+}
+
+/* What is verified is read again at once, so that it has to be in the caches. */
+static tl_bytes_fn copy_for(const struct tl_fetch *fetch)
+{
+    bool is_uncached = tl_fetch_meta_data(fetch)->size_bytes >= UNCACHED_BYTES && !fetch->wants_checksum;
+    return is_uncached ? copy_uncached : copy;
 }
 
 /* Copies the chunk's bytes to the destination. */
@@ -237,11 +248,9 @@ static enum tl_status place(struct link_fetch *entry, uint64_t count, struct tl_
     while (count > 0) {
         const void *run;
         size_t got = tl_wire_data_next(data, count, &run);
-        void *address;
-        enum tl_status status = tl_fetch_next(entry->fetch, got, &address, ret_error);
+        enum tl_status status = tl_fetch_fill(entry->fetch, got, copy_for(entry->fetch), &run, ret_error);
         if (status != TL_OK) return status;
         count -= got;
-        copy(entry->fetch, address, run, got);
         tl_fetch_advance(entry->fetch, got);
         control->stats.bytes_received += got;
     }

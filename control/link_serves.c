@@ -237,7 +237,8 @@ static struct link_serve *serve_create(struct tl_link *link, const Tensorlane__V
                                      .key = key->is_kept ? key->text : entry->own_key,
                                      .step = request->step,
                                      .subscription = request->subscription,
-                                     .takes_devices = true};
+                                     .takes_devices = true,
+                                     .takes_runs = true};
     tl_list_init(&entry->place);
     if (resume(entry, request) &&
         tl_hash_table_add(&link->answers.serves, &entry->hash, link_serve_hash(link, request->number)))

@@ -3,7 +3,7 @@
  * The receiving half that all transports share.
  *
  * Happy path: tl_fetch_begin places the announced value, or tl_fetch_place does so later when memory of a device is
- * there; tl_fetch_next says where each piece goes and tl_fetch_advance counts and hashes it; when all announced bytes
+ * there; tl_fetch_fill says where each piece goes and tl_fetch_advance counts and hashes it; when all announced bytes
  * have arrived, tl_fetch_verify compares the checksum.
  *
  * Failure modes: a connection that breaks leaves the progress in the fetch; the next begin continues at exactly that
@@ -160,7 +160,8 @@ enum tl_status tl_fetch_begin(struct tl_fetch *fetch, const struct tl_meta_data 
     return tl_fetch_start(fetch, meta_data, publication, offer_step, ret_error);
 }
 
-enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error)
+enum tl_status tl_fetch_fill(struct tl_fetch *fetch, uint64_t len_bytes, tl_bytes_fn write, void *context,
+                             struct tl_error *ret_error)
 {
     uint64_t size_bytes = tl_fetch_meta_data(fetch)->size_bytes;
     uint64_t left_bytes = size_bytes - fetch->received_bytes;
@@ -169,19 +170,21 @@ enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **
                             "tensor '%s': the peer sends %" PRIu64 " bytes where %" PRIu64 " of %" PRIu64
                             " announced bytes are left",
                             fetch->key, len_bytes, left_bytes, size_bytes);
-    unsigned char *data = tl_tensor_data(fetch->destination);
-    *ret_address = data ? data + fetch->received_bytes : NULL;
+    tl_tensor_walk(fetch->destination, fetch->received_bytes, len_bytes, write, context);
     return TL_OK;
+}
+
+static void hash(void *hash_state, unsigned char *bytes, size_t len_bytes)
+{
+    TL_CHECK(XXH3_64bits_update(hash_state, bytes, len_bytes) == XXH_OK);
 }
 
 void tl_fetch_advance(struct tl_fetch *fetch, uint64_t len_bytes)
 {
     TL_CHECK(fetch->destination && len_bytes <= tl_tensor_size_bytes(fetch->destination) - fetch->received_bytes);
     if (len_bytes == 0) return;
-    if (fetch->hash_state && !tl_tensor_is_on_device(fetch->destination)) {
-        const unsigned char *data = tl_tensor_data(fetch->destination);
-        TL_CHECK(XXH3_64bits_update(fetch->hash_state, data + fetch->received_bytes, len_bytes) == XXH_OK);
-    }
+    if (fetch->hash_state && !tl_tensor_is_on_device(fetch->destination))
+        tl_tensor_walk(fetch->destination, fetch->received_bytes, len_bytes, hash, fetch->hash_state);
     fetch->received_bytes += len_bytes;
 }
 

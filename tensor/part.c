@@ -10,150 +10,9 @@
 #include "base/error.h"
 
 #define PREFIX_BYTES (sizeof(TL_PART_PREFIX) - 1)
-
-/* --------------------------------------------------------------------------------------------------------- boxes -- */
-
-/* A box as runs of bytes: one for each place in its outer dimensions. */
-struct runs {
-    unsigned outer_rank;
-    uint64_t count;
-    uint64_t run_bytes;
-    uint64_t first_bytes;               /* offset of the first run in the whole */
-    uint64_t stride_bytes[TL_MAX_RANK]; /* [outer_rank]: from one place in a dimension to the next */
-};
-
-static bool is_whole(const struct tl_box *box, const struct tl_meta_data *meta_data)
-{
-    for (unsigned i = 0; i < box->rank; i++) {
-        if (box->size[i] != meta_data->shape.dims[i]) return false;
-    }
-    return true;
-}
-
-static bool is_empty(const struct tl_box *box)
-{
-    for (unsigned i = 0; i < box->rank; i++) {
-        if (box->size[i] == 0) return true;
-    }
-    return false;
-}
-
-/* Finds the runs of a box that lies in the shape and is not empty. Returns false when one begins or ends within a
- * byte. */
-static bool find_runs(const struct tl_box *box, const struct tl_meta_data *meta_data, struct runs *ret_runs)
-{
-    const uint64_t *dims = meta_data->shape.dims;
-    uint64_t stride_bits[TL_MAX_RANK];
-    uint64_t bits = tl_dtype_bits(meta_data->dtype), run_bits = bits, first_bits = 0;
-    bool are_bytes = true;
-    *ret_runs = (struct runs){.outer_rank = box->rank, .count = 1};
-    for (unsigned i = box->rank; i-- > 0;) {
-        stride_bits[i] = bits;
-        first_bits += box->start[i] * bits;
-        bits *= dims[i];
-    }
-    /* The dimensions inside of the last one that is not whole belong to the run, and that one itself. */
-    while (ret_runs->outer_rank > 0) {
-        unsigned i = --ret_runs->outer_rank;
-        run_bits = box->size[i] * stride_bits[i];
-        if (box->size[i] != dims[i]) break;
-    }
-    for (unsigned i = 0; i < ret_runs->outer_rank; i++) {
-        ret_runs->count *= box->size[i];
-        ret_runs->stride_bytes[i] = stride_bits[i] / 8;
-        are_bytes = are_bytes && (stride_bits[i] % 8 == 0 || box->size[i] == 1);
-    }
-    ret_runs->first_bytes = first_bits / 8;
-    ret_runs->run_bytes = (run_bits + 7) / 8;
-    return is_whole(box, meta_data) || (are_bytes && first_bits % 8 == 0 && run_bits % 8 == 0);
-}
-
-enum tl_status tl_box_check(const struct tl_box *box, const struct tl_meta_data *meta_data, struct tl_error *ret_error)
-{
-    const struct tl_shape *shape = &meta_data->shape;
-    struct runs runs;
-    char text[TL_SHAPE_TEXT_BYTES];
-    if (meta_data->is_dead || meta_data->dtype == TL_STRING)
-        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "a tensor of strings, or a dead one, has no parts");
-    if (box->rank != shape->rank)
-        return tl_error_set(ret_error, TL_OUT_OF_RANGE, "the box has %u dimensions, the tensor is %s", box->rank,
-                            tl_shape_format(shape, text, sizeof(text)));
-    for (unsigned i = 0; i < box->rank; i++) {
-        uint64_t end;
-        if (tl_add_u64(box->start[i], box->size[i], &end) && end <= shape->dims[i]) continue;
-        return tl_error_set(ret_error, TL_OUT_OF_RANGE,
-                            "the box has %" PRIu64 " from %" PRIu64 " on in dimension %u, the tensor is %s",
-                            box->size[i], box->start[i], i, tl_shape_format(shape, text, sizeof(text)));
-    }
-    if (is_empty(box) || find_runs(box, meta_data, &runs)) return TL_OK;
-    return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "the box begins or ends within a byte of %s elements",
-                        tl_dtype_name(meta_data->dtype));
-}
-
-bool tl_box_is_dense(const struct tl_box *box, const struct tl_meta_data *meta_data, uint64_t *ret_offset_bytes)
-{
-    struct runs runs;
-    *ret_offset_bytes = 0;
-    if (is_empty(box)) return true;
-    (void)find_runs(box, meta_data, &runs);
-    *ret_offset_bytes = runs.first_bytes;
-    return runs.count == 1;
-}
-
-void tl_box_meta_data(const struct tl_box *box, const struct tl_meta_data *meta_data,
-                      struct tl_meta_data *ret_meta_data)
-{
-    struct tl_error error;
-    *ret_meta_data = (struct tl_meta_data){.dtype = meta_data->dtype, .shape.rank = box->rank};
-    for (unsigned i = 0; i < box->rank; i++)
-        ret_meta_data->shape.dims[i] = box->size[i];
-    /* It is no more than the whole. */
-    if (tl_shape_size_bytes(meta_data->dtype, &ret_meta_data->shape, &ret_meta_data->size_bytes, &error) != TL_OK)
-        ret_meta_data->size_bytes = 0;
-}
-
-/* Calls back with the offset of each run, in order. */
-static void walk_runs(const struct runs *runs, const struct tl_box *box, unsigned char *part, unsigned char *whole,
-                      void (*copy)(unsigned char *part, unsigned char *whole, uint64_t bytes))
-{
-    uint64_t place[TL_MAX_RANK] = {0};
-    uint64_t offset = runs->first_bytes;
-    for (uint64_t i = 0; i < runs->count; i++) {
-        copy(part + i * runs->run_bytes, whole + offset, runs->run_bytes);
-        for (unsigned dim = runs->outer_rank; dim-- > 0;) {
-            offset += runs->stride_bytes[dim];
-            if (++place[dim] < box->size[dim]) break;
-            offset -= box->size[dim] * runs->stride_bytes[dim];
-            place[dim] = 0;
-        }
-    }
-}
-
-static void copy_out(unsigned char *part, unsigned char *whole, uint64_t bytes)
-{
-    memcpy(part, whole, bytes);
-}
-
-static void copy_in(unsigned char *part, unsigned char *whole, uint64_t bytes)
-{
-    memcpy(whole, part, bytes);
-}
-
-void tl_box_gather(const struct tl_box *box, const struct tl_meta_data *meta_data, const void *whole, void *part)
-{
-    struct runs runs;
-    if (is_empty(box)) return;
-    (void)find_runs(box, meta_data, &runs);
-    walk_runs(&runs, box, part, (unsigned char *)whole, copy_out);
-}
-
-void tl_box_scatter(const struct tl_box *box, const struct tl_meta_data *meta_data, const void *part, void *whole)
-{
-    struct runs runs;
-    if (is_empty(box)) return;
-    (void)find_runs(box, meta_data, &runs);
-    walk_runs(&runs, box, (unsigned char *)part, whole, copy_in);
-}
+/* A box of less that is not in one piece is copied together at once: it is one piece of one frame or write anyway, or
+ * travels inline. */
+#define MIN_RUNS_BYTES (UINT64_C(64) << 10)
 
 /* --------------------------------------------------------------------------------------------------------- names -- */
 
@@ -278,13 +137,32 @@ static enum tl_status on_a_device(struct tl_error *ret_error)
                         "the part is not in one piece and lies on a device; receive it piece by piece");
 }
 
+/* Shows the box, or copies it together. */
+static enum tl_status take_runs(const struct tl_box *box, const struct tl_meta_data *meta_data,
+                                const struct tl_part_costs *costs, struct tl_tensor **value, struct tl_error *ret_error)
+{
+    struct tl_tensor *runs, *part;
+    enum tl_status status = tl_tensor_create_box(*value, box, true, &runs, ret_error);
+    if (status != TL_OK) return status;
+    if (costs->takes_runs && meta_data->size_bytes >= MIN_RUNS_BYTES) {
+        replace(value, runs);
+        return TL_OK;
+    }
+    status = create_copy(meta_data, costs, &part, ret_error);
+    if (status == TL_OK) {
+        tl_tensor_read(runs, 0, meta_data->size_bytes, tl_tensor_data(part));
+        replace(value, part);
+    }
+    tl_tensor_put(runs);
+    return status;
+}
+
 static enum tl_status take_box(const char *text, const struct tl_part_costs *costs, struct tl_tensor **value,
                                struct tl_error *ret_error)
 {
     const struct tl_meta_data *whole = tl_tensor_meta_data(*value);
     struct tl_meta_data meta_data;
     struct tl_box box = {.rank = 0};
-    struct tl_tensor *part;
     uint64_t offset_bytes;
     while (*text != '/') {
         if (box.rank == TL_MAX_RANK || !read_pair(&text, &box.start[box.rank], &box.size[box.rank]))
@@ -297,11 +175,7 @@ static enum tl_status take_box(const char *text, const struct tl_part_costs *cos
     if (tl_box_is_dense(&box, whole, &offset_bytes))
         return take_piece(&meta_data, offset_bytes, costs, value, ret_error);
     if (tl_tensor_is_on_device(*value)) return on_a_device(ret_error);
-    status = create_copy(&meta_data, costs, &part, ret_error);
-    if (status != TL_OK) return status;
-    tl_box_gather(&box, whole, tl_tensor_data(*value), tl_tensor_data(part));
-    replace(value, part);
-    return TL_OK;
+    return take_runs(&box, &meta_data, costs, value, ret_error);
 }
 
 /* Checks the ranges, and adds up their lengths. */

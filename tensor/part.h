@@ -8,8 +8,8 @@
  *     tensorlane.part/bSTART+SIZE,START+SIZE/KEY      a box, one pair for each dimension
  *     tensorlane.part/rOFFSET+LENGTH,.../KEY          ranges of bytes, in any order
  *
- * The numbers are hexadecimal. A part that lies in one piece shows the memory of the value; any other is copied
- * together.
+ * The numbers are hexadecimal. A part that lies in one piece shows the memory of the value, and so does a large box for
+ * a transport that takes tensors without an address (tl_tensor_is_in_runs). Any other is copied together.
  */
 #ifndef TENSOR_PART_H
 #define TENSOR_PART_H
@@ -21,13 +21,6 @@
 #include "tensor/tensor.h"
 
 #define TL_PART_PREFIX "tensorlane.part/"
-
-/* A box of a tensor, with as many dimensions. */
-struct tl_box {
-    unsigned rank;
-    uint64_t start[TL_MAX_RANK];
-    uint64_t size[TL_MAX_RANK];
-};
 
 /* Whether a name asks for a part. */
 static inline bool tl_part_is_name(const char *name)
@@ -45,7 +38,8 @@ const char *tl_part_key(const char *name);
 
 /* What a part may cost. */
 struct tl_part_costs {
-    bool copies; /* it is never a view of the value */
+    bool copies;     /* it is never a view of the value */
+    bool takes_runs; /* it may be a tensor without an address */
     /* Called before memory for a copy is taken; errors refuse the part. NULL: it may be copied. */
     enum tl_status (*charge)(void *context, uint64_t bytes, struct tl_error *ret_error);
     void *context;
@@ -59,17 +53,5 @@ struct tl_part_costs {
  */
 enum tl_status tl_part_take(const char *name, const struct tl_part_costs *costs, struct tl_tensor **value,
                             struct tl_error *ret_error) TL_MUST_USE;
-
-/* Checks that the box lies in a value of this meta-data. Errors: as tl_part_take. */
-enum tl_status tl_box_check(const struct tl_box *box, const struct tl_meta_data *meta_data,
-                            struct tl_error *ret_error) TL_MUST_USE;
-/* Whether a box that was checked lies in one piece, and where that begins. */
-bool tl_box_is_dense(const struct tl_box *box, const struct tl_meta_data *meta_data, uint64_t *ret_offset_bytes);
-/* Fills the meta-data of the box itself. */
-void tl_box_meta_data(const struct tl_box *box, const struct tl_meta_data *meta_data,
-                      struct tl_meta_data *ret_meta_data);
-/* Copies a box that was checked out of the whole, whose meta-data it is, or into it. */
-void tl_box_gather(const struct tl_box *box, const struct tl_meta_data *meta_data, const void *whole, void *part);
-void tl_box_scatter(const struct tl_box *box, const struct tl_meta_data *meta_data, const void *part, void *whole);
 
 #endif

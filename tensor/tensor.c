@@ -46,6 +46,7 @@ struct tl_tensor {
     struct tl_device_memory *device_memory; /* that the bytes lie in; NULL: on the host, or an alias */
     struct tl_device_fence *fence;          /* to be reached before the bytes are touched; NULL: none */
     struct tl_tensor *base;                 /* whose memory an alias shows, with a reference; NULL: no alias */
+    struct tl_box_runs *runs;               /* which make up a tensor without an address; NULL: it has one */
     struct tl_string_index *strings;        /* an alias has its base's; NULL unless TL_STRING */
     tl_release_fn release;                  /* NULL: nothing to release */
     void *release_data;
@@ -78,6 +79,7 @@ static void destroy(struct tl_tensor *tensor)
     if (tensor->device_memory) tl_device_memory_destroy(tensor->device_memory);
     if (tensor->fence) tl_device_fence_put(tensor->fence);
     tl_annotations_put(tensor->annotations);
+    free(tensor->runs);
     tensor->magic = 0;
     free(tensor);
 }
@@ -442,6 +444,69 @@ enum tl_status tl_tensor_create_view(struct tl_tensor *base, const struct tl_met
     return TL_OK;
 }
 
+enum tl_status tl_tensor_create_box(struct tl_tensor *base, const struct tl_box *box, bool is_read_only,
+                                    struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    struct tl_meta_data meta_data;
+    uint64_t offset_bytes;
+    tl_box_meta_data(box, &base->meta_data, &meta_data);
+    if (tl_box_is_dense(box, &base->meta_data, &offset_bytes))
+        return tl_tensor_create_view(base, &meta_data, offset_bytes, is_read_only, ret_tensor, ret_error);
+    TL_CHECK(base->runs == NULL && base->device.kind == TL_DEVICE_HOST);
+    struct tl_box_runs *runs = malloc(sizeof(*runs));
+    if (!runs) return no_memory(ret_error, 0);
+    enum tl_status status = tl_tensor_create_view(base, &meta_data, 0, is_read_only, ret_tensor, ret_error);
+    if (status != TL_OK) {
+        free(runs);
+        return status;
+    }
+    tl_box_find_runs(box, &base->meta_data, runs);
+    (*ret_tensor)->runs = runs;
+    (*ret_tensor)->data = NULL;
+    return TL_OK;
+}
+
+bool tl_tensor_is_in_runs(const struct tl_tensor *tensor)
+{
+    return tensor->runs != NULL;
+}
+
+void tl_tensor_walk(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes, tl_bytes_fn visit,
+                    void *context)
+{
+    uint64_t end_bytes;
+    TL_CHECK(tl_add_u64(offset_bytes, len_bytes, &end_bytes) && end_bytes <= tensor->meta_data.size_bytes);
+    if (tensor->runs) {
+        tl_box_walk(tensor->runs, tensor->base->data, offset_bytes, len_bytes, visit, context);
+    } else if (len_bytes > 0) {
+        visit(context, (unsigned char *)tensor->data + offset_bytes, (size_t)len_bytes);
+    }
+}
+
+static void read_run(void *context, unsigned char *bytes, size_t len_bytes)
+{
+    unsigned char **to = context;
+    memcpy(*to, bytes, len_bytes);
+    *to += len_bytes;
+}
+
+static void write_run(void *context, unsigned char *bytes, size_t len_bytes)
+{
+    const unsigned char **from = context;
+    memcpy(bytes, *from, len_bytes);
+    *from += len_bytes;
+}
+
+void tl_tensor_read(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes, void *to)
+{
+    tl_tensor_walk(tensor, offset_bytes, len_bytes, read_run, &to);
+}
+
+void tl_tensor_write(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes, const void *from)
+{
+    tl_tensor_walk(tensor, offset_bytes, len_bytes, write_run, &from);
+}
+
 /* -------------------------------------------------------------------------------------------------- references -- */
 
 struct tl_tensor *tl_tensor_get(struct tl_tensor *tensor)
@@ -654,6 +719,7 @@ enum tl_status tl_tensor_check_readable(const struct tl_tensor *tensor, uint64_t
     uint64_t end_bytes;
     TL_CHECK(tl_add_u64(offset_bytes, len_bytes, &end_bytes) && end_bytes <= tensor->meta_data.size_bytes);
     if (!tensor->guard || len_bytes == 0) return TL_OK;
+    if (tensor->runs) return tl_tensor_check_readable(tensor->base, 0, tensor->base->meta_data.size_bytes, ret_error);
     return tensor->guard(tensor->guard_context, (const unsigned char *)tensor->data + offset_bytes, len_bytes,
                          ret_error);
 }

@@ -12,6 +12,7 @@
 #include <tensorlane/tensor.h>
 
 #include "tensor/annotations.h"
+#include "tensor/box.h"
 #include "tensor/meta_data.h"
 
 /* Asked before a range of the tensor is read. Errors: the one that the reader's peer gets. Thread: any. */
@@ -74,6 +75,20 @@ enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn rele
 enum tl_status tl_tensor_create_view(struct tl_tensor *base, const struct tl_meta_data *meta_data,
                                      uint64_t offset_bytes, bool is_read_only, struct tl_tensor **ret_tensor,
                                      struct tl_error *ret_error) TL_MUST_USE;
+
+/* Creates a tensor that shows a box of base, which was checked with tl_box_check, and holds a reference on base. A box
+ * that is not in one piece lies on the host; its tensor has no address, and tl_tensor_walk alone reads and writes it.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_tensor_create_box(struct tl_tensor *base, const struct tl_box *box, bool is_read_only,
+                                    struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
+/* Whether it is such a tensor without an address. Only who asks for one gets one. */
+bool tl_tensor_is_in_runs(const struct tl_tensor *tensor);
+/* Calls back with len_bytes bytes of a tensor on the host from offset_bytes on, run by run. */
+void tl_tensor_walk(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes, tl_bytes_fn visit,
+                    void *context);
+/* Copies these bytes out of the tensor, or into it. */
+void tl_tensor_read(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes, void *to);
+void tl_tensor_write(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes, const void *from);
 
 /* The whole allocation that the tensor's bytes lie in: what was wrapped, or the tensor's own memory; of an alias that
  * of its base. NULL and 0 when there is none. */

@@ -235,11 +235,11 @@ enum tl_status tl_fetch_start(struct tl_fetch *fetch, const struct tl_meta_data 
                               uint64_t offer_step, struct tl_error *ret_error) TL_MUST_USE;
 /* Gives the fetch the destination that `place` has left for later. Errors: those of ops->place. */
 enum tl_status tl_fetch_place(struct tl_fetch *fetch, struct tl_error *ret_error) TL_MUST_USE;
-/* Returns the address for the next len_bytes bytes. Errors: TL_OUT_OF_RANGE: more than was announced. */
-enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **ret_address,
+/* Calls back with the places for the next len_bytes bytes, in order, to have them written there. The destination is on
+ * the host. Errors: TL_OUT_OF_RANGE: more than was announced; nothing is called. */
+enum tl_status tl_fetch_fill(struct tl_fetch *fetch, uint64_t len_bytes, tl_bytes_fn write, void *context,
                              struct tl_error *ret_error) TL_MUST_USE;
-/* Counts len_bytes bytes that were written to the address of tl_fetch_next, and hashes them unless they lie on a
- * device. */
+/* Counts len_bytes bytes that were written to the destination, and hashes them unless they lie on a device. */
 void tl_fetch_advance(struct tl_fetch *fetch, uint64_t len_bytes);
 /* Hashes the value again from its first byte, where the destination could not be hashed on the way. */
 void tl_fetch_hash_again(struct tl_fetch *fetch);
@@ -275,6 +275,7 @@ struct tl_serve {
     uint64_t step;
     uint64_t subscription; /* number of the subscription that asks, within the incarnation of the id; 0: none */
     bool takes_devices;    /* the transport's: it sends tensors that lie on devices */
+    bool takes_runs;       /* the transport's: it sends tensors without an address (tl_tensor_is_in_runs) */
     bool is_final;         /* a status in the reply is the answer, whatever its code; else the asker may ask again after
                               TL_UNAVAILABLE, and asks over the link after TL_UNIMPLEMENTED */
     void *source_state;    /* the source's */

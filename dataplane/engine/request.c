@@ -93,6 +93,13 @@ static void remember_nothing(struct request *request)
         tl_asked_keys_expect(&request->conn->requests.keys, request->key_number, request->fetch->key, &nothing);
 }
 
+static void copy_inline(void *context, unsigned char *to, size_t len_bytes)
+{
+    const uint8_t **from = context;
+    memcpy(to, *from, len_bytes);
+    *from += len_bytes;
+}
+
 /* Copies an inline value into its destination, which is made outside of the pool. A peer to which another destination
  * is exposed may write there until that is over. */
 static enum tl_status take_inline(struct request *request, const struct tl_message *message, struct tl_error *ret_error)
@@ -100,14 +107,13 @@ static enum tl_status take_inline(struct request *request, const struct tl_messa
     struct tl_fetch *fetch = request->fetch;
     uint64_t size_bytes = message->meta_data.size_bytes;
     bool is_any = message->is_published || tl_fetch_subscription(fetch) != 0;
-    void *address;
+    const uint8_t *from = message->data;
     fetch->allocator = NULL;
     enum tl_status status =
         tl_fetch_start(fetch, &message->meta_data, 1, is_any ? message->step : fetch->step, ret_error);
     fetch->allocator = &request->conn->requests.placing.allocator;
-    if (status == TL_OK) status = tl_fetch_next(fetch, size_bytes, &address, ret_error);
+    if (status == TL_OK) status = tl_fetch_fill(fetch, size_bytes, copy_inline, &from, ret_error);
     if (status != TL_OK) return status;
-    memcpy(address, message->data, (size_t)size_bytes);
     tl_fetch_advance(fetch, size_bytes);
     request->received_bytes = size_bytes;
     request->is_inline = true;
@@ -345,20 +351,25 @@ static bool goes_round(const struct request *request)
     return request->placement != NULL && request->placement->lap_bytes > 0;
 }
 
-/* Copies bytes of the bounce buffer into the destination. */
-static void copy_on(const struct request *request, void *destination, uint8_t *source, uint64_t len_bytes)
+/* The bytes of the bounce buffer that are copied on. */
+struct copying {
+    const struct request *request;
+    uint8_t *source;
+};
+
+static void copy_on(void *context, unsigned char *destination, size_t len_bytes)
 {
-    struct tl_engine *engine = request->conn->engine;
+    struct copying *copying = context;
+    const struct request *request = copying->request;
     bool is_hashed = request->fetch->wants_checksum; /* afterwards, where it lies then */
-    if (!engine->provider->limits.is_processor_writing) {
-        memcpy(destination, source, (size_t)len_bytes);
+    if (!request->conn->engine->provider->limits.is_processor_writing) {
+        memcpy(destination, copying->source, len_bytes);
     } else if (goes_round(request) && !is_hashed) {
-        tl_copy_out_uncached(destination, source, (size_t)len_bytes);
+        tl_copy_out_uncached(destination, copying->source, len_bytes);
     } else {
-        tl_copy_out(destination, source, (size_t)len_bytes);
+        tl_copy_out(destination, copying->source, len_bytes);
     }
-    engine->stats.bytes_bounced += len_bytes;
-    tl_memory_count_bounce(engine->memory, len_bytes);
+    copying->source += len_bytes;
 }
 
 /* Tells the peer of each quarter of the bounce buffer that was copied on, as long as it has more to write than it may
@@ -391,11 +402,13 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
     if (bounce_buffer != NULL) {
         uint64_t lap_bytes = tl_tensor_size_bytes(bounce_buffer);
         uint64_t offset_bytes = fetch->received_bytes % lap_bytes;
-        void *address;
+        struct copying copying = {.request = request,
+                                  .source = (uint8_t *)tl_tensor_data(bounce_buffer) + offset_bytes};
         len_bytes = tl_min_u64(len_bytes, lap_bytes - offset_bytes);
-        enum tl_status status = tl_fetch_next(fetch, len_bytes, &address, ret_error);
+        enum tl_status status = tl_fetch_fill(fetch, len_bytes, copy_on, &copying, ret_error);
         if (status != TL_OK) return status;
-        copy_on(request, address, (uint8_t *)tl_tensor_data(bounce_buffer) + offset_bytes, len_bytes);
+        conn->engine->stats.bytes_bounced += len_bytes;
+        tl_memory_count_bounce(conn->engine->memory, len_bytes);
     }
     tl_fetch_advance(fetch, len_bytes);
     if (is_read) *budget_bytes -= len_bytes;

@@ -25,6 +25,7 @@
 const char request_reason_forced[] = "everything is copied through the pool (verbs.bounce)";
 const char request_reason_small[] = "the allocation that it lies in is too small to be registered (verbs.register)";
 static const char reason_cheap[] = "it is small: copying it twice takes less time than having it read by the kernel";
+static const char reason_runs[] = "its bytes do not lie in one piece in the destination";
 static const char reason_lap[] =
     "both sides copy it at the same time, piece by piece, which takes less time than having it read by the kernel";
 
@@ -215,10 +216,13 @@ void request_prepare_memory(struct request *request)
         return;
     }
     bool is_forced = conn->engine->options.is_bounce_forced;
+    bool is_in_runs = tl_tensor_is_in_runs(destination);
     if (!is_forced && tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &placement->pin)) {
         request_handle(request, REQUEST_EVENT_READY);
-    } else if (is_forced || conn->pair->outside_refusal != NULL) {
-        placement->bounce_reason = is_forced ? request_reason_forced : conn->pair->outside_refusal;
+    } else if (is_forced || is_in_runs || conn->pair->outside_refusal != NULL) {
+        placement->bounce_reason = is_forced    ? request_reason_forced
+                                   : is_in_runs ? reason_runs
+                                                : conn->pair->outside_refusal;
         request_use_bounce_buffer(request, NULL);
     } else {
         uint64_t copy_bytes = conn->engine->options.copy_bytes;

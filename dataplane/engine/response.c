@@ -218,6 +218,7 @@ static bool is_file_slow(const struct response *response)
 {
     const struct tl_tensor *tensor = response->sending->offer.tensor;
     return response->conn->engine->provider->limits.is_processor_writing && !response_is_on_device(response) &&
+           !tl_tensor_is_in_runs(tensor) &&
            tl_mapped_file_may_wait(tl_tensor_data(tensor), tl_tensor_size_bytes(tensor));
 }
 
@@ -301,7 +302,8 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
                                         .peer = &conn->peer,
                                         .step = message->step,
                                         .subscription = message->subscription,
-                                        .takes_devices = true};
+                                        .takes_devices = true,
+                                        .takes_runs = !message->may_map && !message->is_reading};
     if (take_request(response, message, kept)) return response;
     free_response(response);
     return NULL;

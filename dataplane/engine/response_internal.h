@@ -74,6 +74,7 @@ struct response;
 struct piece {
     struct tl_work work;
     struct response *response;
+    uint64_t offset_bytes;   /* where it begins in the tensor */
     struct tl_tensor *block; /* the copy in the pool that is written; NULL: the tensor itself is written */
     struct tl_pin pin;
 };
@@ -211,10 +212,11 @@ bool response_may_be_direct(const struct response *response);
 /* Whether the fence of the value is reached, before which the card must not read it. False: it is waited for;
  * RESPONSE_EVENT_READY follows, or the response has failed. */
 bool response_await_fence(struct response *response);
-/* Copies the piece into the pool. When the value lies on a device, it only provides the block. Errors: TL_UNAVAILABLE:
- * the pool is full; the response is queued again when there is memory. TL_RESOURCE_EXHAUSTED: the piece never fits. */
-enum tl_status response_bounce(struct response *response, struct piece *piece, const uint8_t *source,
-                               uint64_t len_bytes, struct tl_error *ret_error) TL_MUST_USE;
+/* Copies the next bytes into the pool, for this piece. When the value lies on a device, it only provides the block.
+ * Errors: TL_UNAVAILABLE: the pool is full; the response is queued again when there is memory. TL_RESOURCE_EXHAUSTED:
+ * the piece never fits. */
+enum tl_status response_bounce(struct response *response, struct piece *piece, uint64_t len_bytes,
+                               struct tl_error *ret_error) TL_MUST_USE;
 
 /* Reads the bytes of the piece, which has a block, from the device; RESPONSE_EVENT_READY follows when they are there.
  * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
@@ -230,7 +232,8 @@ void response_stop_reading(struct response *response);
 bool response_post_next(struct pending_post *pending);
 void response_queue_post(struct response *response);
 
-/* Hashes bytes of the tensor if the peer wants a checksum, and counts what the CPU reads against this pump. */
+/* Hashes the next bytes of the tensor if the peer wants a checksum, and counts what the CPU reads against this pump.
+ * source is where they lie, or a copy of them; NULL: they have no address. */
 void response_read_piece(struct response *response, const uint8_t *source, uint64_t len_bytes);
 /* Creates the state of the hash if it is needed. Returns false when there is no memory. */
 bool response_has_hash_state(struct response *response);

@@ -84,8 +84,8 @@ static void memory_came(struct tl_closure *closure)
     }
 }
 
-enum tl_status response_bounce(struct response *response, struct piece *piece, const uint8_t *source,
-                               uint64_t len_bytes, struct tl_error *ret_error)
+enum tl_status response_bounce(struct response *response, struct piece *piece, uint64_t len_bytes,
+                               struct tl_error *ret_error)
 {
     struct response_sending *sending = response->sending;
     struct tl_conn *conn = response->conn;
@@ -101,7 +101,7 @@ enum tl_status response_bounce(struct response *response, struct piece *piece, c
     }
     if (status != TL_OK) return status;
     if (response_is_on_device(response)) return TL_OK;
-    memcpy(tl_tensor_data(piece->block), source, (size_t)len_bytes);
+    tl_tensor_read(sending->offer.tensor, sending->posted_bytes, len_bytes, tl_tensor_data(piece->block));
     conn->engine->stats.bytes_bounced += len_bytes;
     tl_memory_count_bounce(conn->engine->memory, len_bytes);
     return TL_OK;
@@ -254,7 +254,8 @@ void response_prepare(struct response *response)
     bool is_on_device = response_is_on_device(response);
     sending->may_change = tl_tensor_may_change(tensor);
     sending->is_done_wanted = response->wants_checksum || sending->may_change || offer->step != response->expected_step;
-    bool is_copied = engine->options.is_bounce_forced || (is_on_device && !response_may_be_direct(response));
+    bool is_copied = engine->options.is_bounce_forced || (is_on_device && !response_may_be_direct(response)) ||
+                     (tl_tensor_is_in_runs(tensor) && !engine->provider->limits.is_processor_writing);
     bool is_direct = !is_copied && (!engine->provider->limits.needs_regions ||
                                     tl_memory_pin(engine->memory, tensor, TL_REGION_READ, &sending->pin));
     bool is_small = conn_is_small(response->conn, tensor);

@@ -174,23 +174,36 @@ static uint64_t free_space(const struct response_sending *sending)
     return tl_min_u64(free_bytes, lap_bytes - sending->posted_bytes % lap_bytes);
 }
 
+static bool is_in_runs(const struct response *response)
+{
+    return tl_tensor_is_in_runs(response->sending->offer.tensor);
+}
+
 /* The most bytes that the next piece may have. Bytes that are copied or hashed are read by the CPU in this pump. */
 static uint64_t most_bytes(const struct response *response)
 {
     uint64_t piece_bytes = response->conn->engine->piece_bytes;
     if (response->is_receiver_copying)
         piece_bytes = tl_min_u64(piece_bytes, bouncing_bytes(tl_tensor_size_bytes(response->sending->offer.tensor)));
-    uint64_t read_bytes = response->sending->is_sender_copying ? BOUNCE_PIECE_BYTES
-                          : response->wants_checksum           ? PUMP_BYTES
-                                                               : UINT64_MAX;
+    uint64_t read_bytes = response->sending->is_sender_copying || is_in_runs(response) ? BOUNCE_PIECE_BYTES
+                          : response->wants_checksum                                   ? PUMP_BYTES
+                                                                                       : UINT64_MAX;
     return tl_min_u64(tl_min_u64(piece_bytes, read_bytes), free_space(response->sending));
+}
+
+static void hash(void *hash_state, unsigned char *bytes, size_t len_bytes)
+{
+    TL_CHECK(XXH3_64bits_update(hash_state, bytes, len_bytes) == XXH_OK);
 }
 
 void response_read_piece(struct response *response, const uint8_t *source, uint64_t len_bytes)
 {
     uint64_t *budget_bytes = &response->conn->posts.budgets.response_bytes;
-    if (response->wants_checksum) {
-        TL_CHECK(XXH3_64bits_update(response->sending->hash_state, source, (size_t)len_bytes) == XXH_OK);
+    struct response_sending *sending = response->sending;
+    if (response->wants_checksum && source != NULL) {
+        hash(sending->hash_state, (uint8_t *)source, (size_t)len_bytes);
+    } else if (response->wants_checksum) {
+        tl_tensor_walk(sending->offer.tensor, sending->posted_bytes, len_bytes, hash, sending->hash_state);
     }
     if (response->wants_checksum || response->sending->is_sender_copying) {
         *budget_bytes -= len_bytes < *budget_bytes ? len_bytes : *budget_bytes;
@@ -218,11 +231,11 @@ void response_stop_reading(struct response *response)
 
 /* Makes the next piece, with a copy in the pool if the bytes are copied. NULL: there will be memory later, or the
  * response has failed. */
-static struct piece *make_piece(struct response *response, const uint8_t *source, uint64_t len_bytes)
+static struct piece *make_piece(struct response *response, uint64_t len_bytes)
 {
     struct response_sending *sending = response->sending;
     struct tl_error error;
-    if (sending->is_sender_copying && sending->pieces.out >= MAX_BOUNCES)
+    if ((sending->is_sender_copying || is_in_runs(response)) && sending->pieces.out >= MAX_BOUNCES)
         return NULL; /* queued again when a piece is done */
     if (tl_tensor_check_readable(sending->offer.tensor, sending->posted_bytes, len_bytes, &error) != TL_OK) {
         response_fail(response, &error);
@@ -234,7 +247,7 @@ static struct piece *make_piece(struct response *response, const uint8_t *source
         return NULL;
     }
     if (!sending->is_sender_copying) return piece;
-    enum tl_status status = response_bounce(response, piece, source, len_bytes, &error);
+    enum tl_status status = response_bounce(response, piece, len_bytes, &error);
     if (status == TL_OK) return piece;
     piece_destroy(response, piece);
     if (status == TL_UNAVAILABLE || sending->pieces.out > 0) return NULL;
@@ -253,12 +266,18 @@ static struct piece *take_read_piece(struct response *response, uint64_t len_byt
     struct piece *piece = pieces->piece;
     pieces->piece = NULL;
     if (piece != NULL) return piece;
-    piece = make_piece(response, NULL, len_bytes);
+    piece = make_piece(response, len_bytes);
     if (piece == NULL || response_read_from_device(response, piece, len_bytes, &error) == TL_OK) return NULL;
     conn_block_destroy(response->conn->engine->memory, &piece->block, &piece->pin);
     piece_destroy(response, piece);
     response_fail(response, &error);
     return NULL;
+}
+
+static void fill(struct tl_work *work, void *to, uint64_t offset_bytes, uint64_t len_bytes)
+{
+    const struct piece *piece = TL_CONTAINER_OF(work, struct piece, work);
+    tl_tensor_read(piece->response->sending->offer.tensor, piece->offset_bytes + offset_bytes, len_bytes, to);
 }
 
 /* Posts the next piece of the tensor. Returns true when more is to be posted and may be posted now. */
@@ -273,11 +292,14 @@ static bool post_piece(struct response *response)
     bool is_read_first = is_on_device && sending->is_sender_copying;
     if (len_bytes == 0) return false; /* COPIED will come */
     if (is_on_device && !is_read_first && !response_await_fence(response)) return false;
-    const uint8_t *source = is_read_first ? NULL : (const uint8_t *)tl_tensor_data(tensor) + sending->posted_bytes;
-    struct piece *piece =
-        is_read_first ? take_read_piece(response, len_bytes) : make_piece(response, source, len_bytes);
+    struct piece *piece = is_read_first ? take_read_piece(response, len_bytes) : make_piece(response, len_bytes);
     if (piece == NULL) return false;
-    if (piece->block != NULL) source = tl_tensor_data(piece->block);
+    bool is_filled = piece->block == NULL && is_in_runs(response);
+    const uint8_t *source = piece->block != NULL ? tl_tensor_data(piece->block)
+                            : is_filled          ? NULL
+                                                 : (const uint8_t *)tl_tensor_data(tensor) + sending->posted_bytes;
+    piece->offset_bytes = sending->posted_bytes;
+    if (is_filled) piece->work.fill = fill;
     const struct tl_region *region = sending->is_sender_copying ? piece->pin.region : sending->pin.region;
     uint32_t immediate = response->handle | (sending->is_sender_copying ? TL_IMMEDIATE_SENDER_COPYING : 0) |
                          (sending->is_done_wanted ? TL_IMMEDIATE_DONE_FOLLOWS : 0) |

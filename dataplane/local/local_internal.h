@@ -352,7 +352,7 @@ enum local_work_kind { LOCAL_WORK_MESSAGE, LOCAL_WORK_WRITE, LOCAL_WORK_READ };
 /* A message or a write that was posted. */
 struct local_work {
     struct tl_work *work; /* its `done` is called at the end; NULL: nothing is called */
-    void *message;        /* a copy of the message; NULL once it has left */
+    void *message;        /* a copy of the message, NULL once it has left; or of what the peer is to read */
     const uint8_t *source;
     uint64_t len_bytes;
     uint64_t done_bytes;

@@ -123,6 +123,12 @@ static bool have_pages(struct local_pair *pair, struct local_peer_segment *mappe
     return true;
 }
 
+/* Whether the bytes of a write lie nowhere one behind the other. */
+static bool is_filled(const struct local_work *work)
+{
+    return work->source == NULL && work->work != NULL && work->work->fill != NULL;
+}
+
 static enum execution copy(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
 {
     const struct local_descriptor *place = &work->place;
@@ -146,7 +152,9 @@ static enum execution copy(struct local_pair *pair, struct local_work *work, uin
             len_bytes = tl_min_u64(len_bytes, TL_SEGMENT_CHUNK_BYTES - at_bytes % TL_SEGMENT_CHUNK_BYTES);
         if (len_bytes == 0) return EXECUTION_LATER;
         if (!have_pages(pair, mapped, at_bytes)) return EXECUTION_WAITS;
-        if (work->len_bytes >= UNCACHED_BYTES) {
+        if (is_filled(work)) {
+            work->work->fill(work->work, mapped->address + at_bytes, work->done_bytes, len_bytes);
+        } else if (work->len_bytes >= UNCACHED_BYTES) {
             tl_copy_uncached(mapped->address + at_bytes, work->source + work->done_bytes, (size_t)len_bytes);
         } else {
             memcpy(mapped->address + at_bytes, work->source + work->done_bytes, (size_t)len_bytes);
@@ -261,6 +269,8 @@ void local_ring_doorbell(struct tl_queue_pair *base)
 static struct tl_work *pop(struct local_queue *queue, struct local_work *record)
 {
     if (record->kind != LOCAL_WORK_MESSAGE) queue->queued_bytes -= record->len_bytes;
+    free(record->message);
+    record->message = NULL;
     queue->completed++;
     return record->work;
 }
@@ -301,8 +311,6 @@ bool local_cancel_works(struct local_pair *pair)
         if (tl_quota_left(quota) < TL_SLOT_MESSAGES) return false;
         struct local_work *record = work_at(queue, queue->completed);
         struct tl_work *work = pop(queue, record);
-        free(record->message);
-        record->message = NULL;
         tl_quota_use(quota, tl_work_done(work, TL_CANCELLED));
     }
     return true;
@@ -355,6 +363,18 @@ void local_message(struct tl_queue_pair *base, const void *data, uint32_t len_by
     }
 }
 
+/* Copies together what the peer will read. */
+static void copy_together(struct local_pair *pair, struct local_work *record)
+{
+    record->message = malloc(record->len_bytes);
+    if (record->message == NULL) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no memory for a part that the peer reads");
+        return;
+    }
+    record->work->fill(record->work, record->message, 0, record->len_bytes);
+    record->source = record->message;
+}
+
 /* Returns false when no valid descriptor of the peer describes such a place. */
 static bool parse_place(const struct tl_descriptor *descriptor, uint64_t offset_bytes, uint64_t len_bytes,
                         struct local_descriptor *ret_place)
@@ -384,6 +404,7 @@ void local_write(struct tl_queue_pair *base, const struct tl_region *region, con
         local_pair_violation(pair, "an invalid descriptor");
     } else if (record->place.kind == LOCAL_PLACE_UNSHARED) {
         record->kind = LOCAL_WORK_READ;
+        if (is_filled(record)) copy_together(pair, record);
     }
 }
 

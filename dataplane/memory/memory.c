@@ -353,6 +353,7 @@ bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_r
         *ret_pin = (struct tl_pin){0};
         return true;
     }
+    if (tl_tensor_is_in_runs(tensor)) return false;
     const struct tl_block *block = tl_tensor_release_context(tensor, give_block);
     struct tl_region *region = block ? tl_pool_region_of(memory->pool, block) : NULL;
     if (!region) region = tl_pool_find(memory->pool, data, len_bytes);

@@ -9,33 +9,26 @@
 enum tl_status op_place_in_box(struct tl_op *op, struct tl_tensor *destination, const struct tl_part *part,
                                struct tl_error *ret_error)
 {
-    struct op_receive_rare *rare = op->receive.rare;
-    struct tl_box *box = &rare->box;
-    struct tl_meta_data meta_data;
-    uint64_t offset_bytes;
+    struct tl_box box = {.rank = part->rank};
+    uint64_t unused;
     if (destination == NULL || part->size == NULL || part->rank > TL_MAX_RANK)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "destination_start needs a destination, and a box in at most %u dimensions", TL_MAX_RANK);
-    box->rank = part->rank;
     for (unsigned i = 0; i < part->rank; i++) {
-        box->start[i] = part->destination_start[i];
-        box->size[i] = part->size[i];
+        box.start[i] = part->destination_start[i];
+        box.size[i] = part->size[i];
     }
     const struct tl_meta_data *whole = tl_tensor_meta_data(destination);
-    enum tl_status status = tl_box_check(box, whole, ret_error);
+    enum tl_status status = tl_box_check(&box, whole, ret_error);
     if (status != TL_OK) {
         tl_error_prefix(ret_error, "the destination: ");
         return status;
     }
-    tl_box_meta_data(box, whole, &meta_data);
-    bool is_dense = tl_box_is_dense(box, whole, &offset_bytes);
-    if (is_dense) {
-        status = tl_tensor_create_view(destination, &meta_data, offset_bytes, false, &op->tensor, ret_error);
-    } else if (tl_tensor_is_on_device(destination)) {
-        status = tl_error_set(ret_error, TL_UNIMPLEMENTED,
-                              "the box of the destination is not in one piece, and lies on a device");
-    }
-    if (status == TL_OK) rare->whole = tl_tensor_get(destination);
+    if (tl_tensor_is_on_device(destination) && !tl_box_is_dense(&box, whole, &unused))
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED,
+                            "the box of the destination is not in one piece, and lies on a device");
+    status = tl_tensor_create_box(destination, &box, false, &op->tensor, ret_error);
+    if (status == TL_OK) op->receive.rare->whole = tl_tensor_get(destination);
     return status;
 }
 
@@ -44,10 +37,7 @@ struct tl_tensor *op_settle_in_box(struct tl_op *op, struct tl_tensor *value)
     struct op_receive_rare *rare = op->receive.rare;
     if (rare == NULL || rare->whole == NULL) return value;
     struct tl_tensor *whole = rare->whole;
-    uint64_t unused;
     rare->whole = NULL;
-    if (!tl_box_is_dense(&rare->box, tl_tensor_meta_data(whole), &unused))
-        tl_box_scatter(&rare->box, tl_tensor_meta_data(whole), tl_tensor_data(value), tl_tensor_data(whole));
     tl_tensor_put(value);
     return whole;
 }
@@ -55,13 +45,7 @@ struct tl_tensor *op_settle_in_box(struct tl_op *op, struct tl_tensor *value)
 enum tl_status op_check_destination(const struct tl_op *op, const struct tl_meta_data *meta_data,
                                     struct tl_error *ret_error)
 {
-    struct tl_meta_data of_box;
-    const struct tl_meta_data *wanted = &of_box;
-    if (op->tensor != NULL) {
-        wanted = tl_tensor_meta_data(op->tensor);
-    } else {
-        tl_box_meta_data(&op->receive.rare->box, tl_tensor_meta_data(op->receive.rare->whole), &of_box);
-    }
+    const struct tl_meta_data *wanted = tl_tensor_meta_data(op->tensor);
     if (!meta_data->is_dead && meta_data->dtype != TL_STRING && tl_meta_data_is_equal(wanted, meta_data)) return TL_OK;
     char wanted_shape[TL_SHAPE_TEXT_BYTES];
     char shape[TL_SHAPE_TEXT_BYTES];
@@ -149,9 +133,6 @@ enum tl_status op_fetch_place(struct tl_fetch *fetch, const struct tl_meta_data 
     struct tl_device device = op_device_for(op, meta_data);
     const struct tl_allocator *allocator = fetch->allocator;
     enum tl_status status = TL_OK;
-    if (op->tensor == NULL && op->receive.rare != NULL && op->receive.rare->whole != NULL)
-        status = op_check_destination(op, meta_data, ret_error);
-    if (status != TL_OK) return status;
     if (op->tensor == NULL && device.kind != TL_DEVICE_HOST && allocator == NULL)
         return place_on_device(op, meta_data, ret_destination, ret_error);
     if (op->tensor == NULL) {

@@ -56,9 +56,7 @@ static enum tl_status self_part(struct tl_op *op, struct tl_error *ret_error)
     if (tl_tensor_is_on_device(offer->tensor))
         return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s lies on a device of this very worker; receive the whole",
                             tl_part_key(op_key(op)));
-    /* What is put into a box of the destination later is not read from a file then. */
-    bool is_put_later = op->tensor == NULL && op->receive.rare->whole != NULL;
-    const struct tl_part_costs costs = {.copies = offer->is_one_shot || is_put_later};
+    const struct tl_part_costs costs = {.copies = offer->is_one_shot};
     enum tl_status status = tl_part_take(op_key(op), &costs, &offer->tensor, ret_error);
     if (status != TL_OK) tl_error_prefix(ret_error, "%s: ", tl_part_key(op_key(op)));
     return status;
@@ -69,10 +67,10 @@ static enum tl_status self_copy(struct tl_op *op, struct tl_tensor **tensor, str
 {
     struct tl_tensor *source = *tensor;
     enum tl_status status = op_check_destination(op, tl_tensor_meta_data(source), ret_error);
-    size_t size_bytes = (size_t)tl_tensor_size_bytes(source);
+    uint64_t size_bytes = tl_tensor_size_bytes(source);
     if (status == TL_OK) status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
     if (status != TL_OK) return status;
-    if (size_bytes > 0) memcpy(tl_tensor_data(op->tensor), tl_tensor_data(source), size_bytes);
+    tl_tensor_write(op->tensor, 0, size_bytes, tl_tensor_data(source));
     /* Checked again, because a file that is cut meanwhile is read as zeros. */
     status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
     if (status != TL_OK) return status;
@@ -254,9 +252,6 @@ static void take_offer(struct tl_op *op, const struct tl_error *unused)
     struct tl_tensor *tensor = op->receive.rare->offer.tensor;
     if (is_apart(op)) {
         tl_op_handle(op, OP_EVENT_APART, NULL);
-    } else if (op->tensor == NULL && op->receive.rare->whole != NULL &&
-               op_check_destination(op, tl_tensor_meta_data(tensor), &error) != TL_OK) {
-        lose_offer(op, &error);
     } else if (op->tensor == NULL && op->receive.rare->offer.is_one_shot && tl_part_is_name(op_key(op)) &&
                !tl_tensor_is_dead(tensor)) {
         arrive_from_self(op, tensor); /* a copy */

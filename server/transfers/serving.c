@@ -129,7 +129,7 @@ static enum tl_status make_part(struct served *served, struct tl_tensor **tensor
 {
     const struct tl_share_client client = client_of(served->serve->peer);
     struct part_charge part = {.serving = served->serving, .client = &client};
-    const struct tl_part_costs costs = {.charge = charge, .context = &part};
+    const struct tl_part_costs costs = {.takes_runs = served->serve->takes_runs, .charge = charge, .context = &part};
     enum tl_status status = tl_part_take(served->serve->key, &costs, tensor, ret_error);
     if (part.share == NULL) return status;
     if (status == TL_OK) status = keep_charge(&part, tensor, ret_error);

@@ -22,18 +22,22 @@ static struct tl_worker *asker, *owner;
 static tl_peer_id peer;
 static struct tl_cq *cq;
 static struct tl_error error;
+static bool wants_checksum = true;
+
+/* In this way the asker has shared memory for a bounce buffer, but none to spare for one, nor for a whole large box. */
+#define LITTLE_POOL 3
 
 /* The third way is from the worker itself. */
 static void open_pair(int way)
 {
-    cluster_init(&cluster, 2, NULL);
+    cluster_init(&cluster, 2, way == LITTLE_POOL ? "\"local\": {\"pool\": \"1MiB\", \"max_pool\": \"3MiB\"}" : NULL);
     cluster.protocol = protocols[way % 2];
     cluster_open_all(&cluster);
     owner = cluster.workers[0];
     asker = way == 2 ? owner : cluster.workers[1];
     peer = cluster_peer(asker, 0);
     cq = cluster_cq();
-    if (way == 1) {
+    if (way % 2 == 1) {
         struct tl_tensor *tensor = cluster_tensor(8, 1);
         cluster_publish(owner, "first", 1, tensor);
         tl_tensor_put(tensor);
@@ -76,7 +80,7 @@ static enum tl_status receive(const struct tl_part *part, struct tl_tensor *dest
                               struct tl_completion *ret_completion)
 {
     const struct tl_recv_options options = {
-        .size_bytes = sizeof(options), .destination = destination, .wants_checksum = true, .part = part};
+        .size_bytes = sizeof(options), .destination = destination, .wants_checksum = wants_checksum, .part = part};
     return tl_recv_wait(asker, peer, "m", 0, &options, CLUSTER_LONG, ret_completion, &error);
 }
 
@@ -112,12 +116,13 @@ START_TEST(boxes_arrive)
         struct tl_completion completion;
         const struct tl_part part = box(starts[i % BOXES], sizes[i % BOXES]);
         uint64_t before = cluster_stats(owner).bytes_sent;
+        wants_checksum = i % 2 == 0;
         ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
         expect_box(completion.tensor, starts[i % BOXES], sizes[i % BOXES]);
         uint64_t bytes = sizes[i % BOXES][0] * sizes[i % BOXES][1] * 4;
         ck_assert_uint_eq(completion.bytes, bytes);
         ck_assert_uint_eq(completion.step, 1);
-        ck_assert(completion.is_verified);
+        ck_assert_int_eq(completion.is_verified, wants_checksum);
         if (_i == 1 && bytes > 0) ck_assert_int_ne(completion.path, TL_PATH_GRPC);
         if (_i != 2) ck_assert_uint_eq(cluster_stats(owner).bytes_sent - before, bytes); /* no other bytes travel */
         tl_tensor_put(completion.tensor);
@@ -156,7 +161,9 @@ START_TEST(into_a_box_of_the_destination)
     static const uint64_t places[][2] = {{0, 0}, {128, 64}, {100, 17}, {0, 0}, {0, 0}, {4, 0}, {9, 4}};
     open_pair(_i);
     publish_matrix();
-    for (size_t i = 0; i < BOXES; i++) {
+    for (size_t j = 0; j < 3 * BOXES; j++) {
+        size_t i = j % BOXES;
+        wants_checksum = j % 2 == 0;
         const uint64_t dims[] = {640, COLUMNS + (i % 2) * 100};
         struct tl_completion completion;
         struct tl_tensor *destination;
@@ -181,6 +188,80 @@ START_TEST(into_a_box_of_the_destination)
         tl_tensor_put(completion.tensor);
         tl_tensor_put(destination);
     }
+    close_pair();
+}
+END_TEST
+
+#define LARGE_ROWS 2048
+#define LARGE_COLUMNS 1024
+
+static struct tl_tensor *large_matrix(bool is_counting)
+{
+    const uint64_t dims[] = {LARGE_ROWS, LARGE_COLUMNS};
+    struct tl_tensor *tensor;
+    ck_assert_int_eq(tl_tensor_create(TL_U32, 2, dims, &tensor, &error), TL_OK);
+    uint32_t *elements = tl_tensor_data(tensor);
+    for (uint32_t i = 0; i < LARGE_ROWS * LARGE_COLUMNS; i++)
+        elements[i] = is_counting ? i : UINT32_MAX;
+    return tensor;
+}
+
+static void expect_path(int way, bool has_destination, bool is_in_box, const struct tl_completion *completion)
+{
+    const enum tl_path path = way == 0             ? TL_PATH_GRPC
+                              : way == 2           ? TL_PATH_SELF
+                              : is_in_box          ? TL_PATH_BOUNCE
+                              : !has_destination   ? (way == LITTLE_POOL ? TL_PATH_GRPC : TL_PATH_ZERO_COPY)
+                              : way == LITTLE_POOL ? TL_PATH_ZERO_COPY
+                                                   : TL_PATH_BOUNCE;
+    ck_assert_msg(completion->path == path, "%s: %s", tl_path_name(completion->path), completion->path_reason);
+    if (path == TL_PATH_BOUNCE && is_in_box) ck_assert_ptr_nonnull(strstr(completion->path_reason, "in one piece"));
+}
+
+/* Most of the columns of a matrix, whose bytes are not aligned to anything. */
+static void receive_large(int way, struct tl_tensor *destination, bool is_in_box)
+{
+    static const uint64_t start[] = {1, 3}, size[] = {LARGE_ROWS - 2, LARGE_COLUMNS - 23}, place[] = {2, 11};
+    struct tl_part part = box(start, size);
+    struct tl_completion completion;
+    if (is_in_box) part.destination_start = place;
+    ck_assert_msg(receive(&part, destination, &completion) == TL_OK, "%s", error.message);
+    ck_assert_uint_eq(completion.bytes, size[0] * size[1] * 4);
+    expect_path(way, destination != NULL, is_in_box, &completion);
+    const uint32_t *elements = tl_tensor_data(completion.tensor);
+    const uint64_t *dims = tl_tensor_dims(completion.tensor);
+    const uint64_t first_row = is_in_box ? place[0] : 0, first_column = is_in_box ? place[1] : 0;
+    for (uint64_t row = 0; row < dims[0]; row++) {
+        for (uint64_t column = 0; column < dims[1]; column++) {
+            uint64_t from_row = row - first_row, from_column = column - first_column;
+            bool is_inside = from_row < size[0] && from_column < size[1];
+            expect_element(*elements++,
+                           is_inside ? (start[0] + from_row) * LARGE_COLUMNS + start[1] + from_column : UINT32_MAX, row,
+                           column);
+        }
+    }
+    tl_tensor_put(completion.tensor);
+}
+
+/* Large boxes go from the value to the destination without a copy of their size at either side: into memory of the
+ * library, the caller's, and a box of the caller's. In the fourth way the peer has little shared memory, and reads. */
+START_TEST(large_boxes)
+{
+    const uint64_t dims[] = {LARGE_ROWS - 2, LARGE_COLUMNS - 23};
+    struct tl_tensor *value = large_matrix(true), *dense;
+    open_pair(_i);
+    cluster_publish(owner, "m", 1, value);
+    ck_assert_int_eq(tl_tensor_create(TL_U32, 2, dims, &dense, &error), TL_OK);
+    for (unsigned i = 0; i < 4; i++) {
+        struct tl_tensor *whole = large_matrix(false);
+        wants_checksum = i % 2 == 1;
+        receive_large(_i, NULL, false);
+        receive_large(_i, dense, false);
+        receive_large(_i, whole, true);
+        tl_tensor_put(whole);
+    }
+    tl_tensor_put(dense);
+    tl_tensor_put(value);
     close_pair();
 }
 END_TEST
@@ -383,7 +464,7 @@ START_TEST(rows_are_mapped)
 }
 END_TEST
 
-/* Parts that are copied together are memory of their owner, which a client may have only so much of. */
+/* Ranges are copied together, in memory of their owner, which a client may have only so much of. A box is not. */
 START_TEST(copies_are_charged)
 {
     struct tl_completion completion;
@@ -393,18 +474,20 @@ START_TEST(copies_are_charged)
     asker = cluster.workers[1];
     peer = cluster_peer(asker, 0);
     publish_matrix();
-    const uint64_t columns[] = {ROWS, COLUMNS / 2}, fewer[] = {ROWS, COLUMNS / 8}, from[] = {0, 0};
-    struct tl_part part = box(from, columns);
+    const uint64_t columns[] = {ROWS, COLUMNS - 1}, from[] = {0, 0};
+    struct tl_byte_range ranges[] = {{.len_bytes = 256 << 10}, {.offset_bytes = 256 << 10, .len_bytes = 128 << 10}};
+    struct tl_part part = {.size_bytes = sizeof(part), .ranges = ranges, .range_count = 2};
     ck_assert_int_eq(receive(&part, NULL, &completion), TL_RESOURCE_EXHAUSTED);
     ck_assert_msg(strstr(error.message, "limits.held") != NULL, "%s", error.message);
-    part = box(from, fewer);
+    ranges[0].len_bytes = 64 << 10;
     for (unsigned i = 0; i < 20; i++) { /* what was charged is given back */
         ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
         tl_tensor_put(completion.tensor);
         CLUSTER_UNTIL(tl_shares_used(owner->sources.pushed) == 0);
     }
-    part = box(from, sizes[0]); /* a view costs nothing */
+    part = box(from, columns);
     ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
+    expect_box(completion.tensor, from, columns);
     tl_tensor_put(completion.tensor);
     cluster_close_all(&cluster);
 }
@@ -440,8 +523,13 @@ int main(void)
     tcase_add_test(tcase, of_a_dead_value_of_its_own);
     tcase_add_loop_test(tcase, what_is_refused, 0, 3);
     tcase_add_test(tcase, rows_are_mapped);
-    tcase_add_test(tcase, copies_are_charged);
     tcase_add_test(tcase, a_peer_of_an_older_version_is_not_asked);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("large_boxes");
+    tcase_add_loop_test(tcase, large_boxes, 0, 4);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("copies_are_charged");
+    tcase_add_test(tcase, copies_are_charged);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

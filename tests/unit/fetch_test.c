@@ -59,11 +59,23 @@ static void begin(const struct tl_meta_data *meta_data, uint64_t publication, ui
     ck_assert_int_eq(tl_fetch_begin(&fetch, meta_data, publication, 3, offset, &error), TL_OK);
 }
 
+static void copy(void *context, unsigned char *to, size_t len)
+{
+    const unsigned char **from = context;
+    memcpy(to, *from, len);
+    *from += len;
+}
+
+static void must_not_write(void *context, unsigned char *to, size_t len)
+{
+    (void)context, (void)to, (void)len;
+    ck_abort_msg("a place is offered for bytes that were not announced");
+}
+
 static void receive(uint64_t len)
 {
-    void *address = NULL;
-    ck_assert_int_eq(tl_fetch_next(&fetch, len, &address, &error), TL_OK);
-    if (len > 0) memcpy(address, bytes + fetch.received_bytes, len);
+    const unsigned char *from = bytes + fetch.received_bytes;
+    ck_assert_int_eq(tl_fetch_fill(&fetch, len, copy, &from, &error), TL_OK);
     tl_fetch_advance(&fetch, len);
 }
 
@@ -130,29 +142,26 @@ END_TEST
 START_TEST(dead)
 {
     const struct tl_meta_data meta_data = {.is_dead = true};
-    void *address = NULL;
     begin(&meta_data, 7, 0);
     ck_assert(tl_tensor_is_dead(fetch.destination));
     ck_assert(tl_fetch_is_complete(&fetch));
-    ck_assert_int_eq(tl_fetch_next(&fetch, 1, &address, &error), TL_OUT_OF_RANGE);
+    ck_assert_int_eq(tl_fetch_fill(&fetch, 1, must_not_write, NULL, &error), TL_OUT_OF_RANGE);
     ck_assert_int_eq(tl_fetch_verify(&fetch, false, 0, &error), TL_OK);
 }
 END_TEST
 
 START_TEST(more_than_announced)
 {
-    void *address = NULL;
     ck_assert(!tl_fetch_is_complete(&fetch));
     /* Nothing was announced yet. */
-    ck_assert_int_eq(tl_fetch_next(&fetch, 1, &address, &error), TL_OUT_OF_RANGE);
-    ck_assert_int_eq(tl_fetch_next(&fetch, 0, &address, &error), TL_OUT_OF_RANGE);
+    ck_assert_int_eq(tl_fetch_fill(&fetch, 1, must_not_write, NULL, &error), TL_OUT_OF_RANGE);
+    ck_assert_int_eq(tl_fetch_fill(&fetch, 0, must_not_write, NULL, &error), TL_OUT_OF_RANGE);
     begin(&ten_bytes, 7, 0);
-    ck_assert_int_eq(tl_fetch_next(&fetch, 11, &address, &error), TL_OUT_OF_RANGE);
+    ck_assert_int_eq(tl_fetch_fill(&fetch, 11, must_not_write, NULL, &error), TL_OUT_OF_RANGE);
     receive(4);
-    ck_assert_int_eq(tl_fetch_next(&fetch, 7, &address, &error), TL_OUT_OF_RANGE);
-    ck_assert_int_eq(tl_fetch_next(&fetch, UINT64_MAX, &address, &error), TL_OUT_OF_RANGE);
+    ck_assert_int_eq(tl_fetch_fill(&fetch, 7, must_not_write, NULL, &error), TL_OUT_OF_RANGE);
+    ck_assert_int_eq(tl_fetch_fill(&fetch, UINT64_MAX, must_not_write, NULL, &error), TL_OUT_OF_RANGE);
     ck_assert_ptr_nonnull(strstr(error.message, "layer/w"));
-    ck_assert_ptr_null(address);
 }
 END_TEST
 
@@ -253,13 +262,12 @@ static void placed(struct tl_fetch *of, const struct tl_error *status)
 
 START_TEST(placed_later)
 {
-    void *address;
     is_place_late = true;
     fetch.placed = placed;
     begin(&ten_bytes, 7, 0);
     ck_assert_ptr_null(fetch.destination);
     ck_assert(!tl_fetch_is_complete(&fetch));
-    ck_assert_int_eq(tl_fetch_next(&fetch, 1, &address, &error), TL_OUT_OF_RANGE);
+    ck_assert_int_eq(tl_fetch_fill(&fetch, 1, must_not_write, NULL, &error), TL_OUT_OF_RANGE);
     /* A connection that broke meanwhile begins again; what is there then is another value. */
     begin(&four_bytes, 8, 0);
     ck_assert_uint_eq(place_count, 2);

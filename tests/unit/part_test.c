@@ -127,7 +127,11 @@ START_TEST(every_box)
             const uint16_t *got = tl_tensor_data(value);
             uint16_t *into = tl_tensor_data(target);
             memset(into, 0xee, tl_tensor_size_bytes(target));
-            tl_box_scatter(&box, tl_tensor_meta_data(target), got, into);
+            struct tl_tensor *shown;
+            ck_assert_int_eq(tl_tensor_create_box(target, &box, false, &shown, &error), TL_OK);
+            ck_assert(tl_meta_data_is_equal(tl_tensor_meta_data(shown), tl_tensor_meta_data(value)));
+            tl_tensor_write(shown, 0, tl_tensor_size_bytes(value), got);
+            tl_tensor_put(shown);
             size_t place = 0;
             for (uint64_t i = 0; i < 24; i++) {
                 const uint64_t at[] = {i / 8, i / 4 % 2, i % 4};
@@ -145,6 +149,32 @@ START_TEST(every_box)
     }
     ck_assert_uint_gt(count, 500);
     tl_tensor_put(whole);
+}
+END_TEST
+
+/* Whichever bytes of a box without an address are read, they are those of one that was copied together. */
+START_TEST(bytes_of_a_box)
+{
+    const uint64_t dims[] = {7, 30, 20, 50}, start[] = {1, 3, 0, 9}, size[] = {5, 21, 20, 33};
+    const struct tl_part part = {.size_bytes = sizeof(part), .rank = 4, .start = start, .size = size};
+    const struct tl_part_costs takes_runs = {.takes_runs = true};
+    struct tl_tensor *whole = make(TL_U8, 4, dims), *value = tl_tensor_get(whole), *copy = tl_tensor_get(whole);
+    ck_assert_int_eq(tl_part_take(name_of(&part, "k"), &takes_runs, &value, &error), TL_OK);
+    ck_assert_int_eq(tl_part_take(name_of(&part, "k"), &views, &copy, &error), TL_OK);
+    tl_tensor_put(whole);
+    ck_assert(tl_tensor_is_in_runs(value) && !tl_tensor_is_in_runs(copy));
+    const uint64_t size_bytes = tl_tensor_size_bytes(copy);
+    ck_assert_uint_eq(tl_tensor_size_bytes(value), size_bytes);
+    static unsigned char bytes[5 * 21 * 20 * 33];
+    for (uint64_t first = 0; first <= size_bytes; first += first == 0 ? size_bytes % 997 : 997) {
+        for (uint64_t len = 0; len <= size_bytes - first; len = 3 * len + 1) {
+            memset(bytes, 0, sizeof(bytes));
+            tl_tensor_read(value, first, len, bytes);
+            ck_assert_mem_eq(bytes, (unsigned char *)tl_tensor_data(copy) + first, len);
+        }
+    }
+    tl_tensor_put(value);
+    tl_tensor_put(copy);
 }
 END_TEST
 
@@ -250,6 +280,7 @@ int main(void)
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("every_box");
     tcase_add_test(tcase, every_box);
+    tcase_add_test(tcase, bytes_of_a_box);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
