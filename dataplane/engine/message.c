@@ -498,6 +498,14 @@ static ALWAYS_INLINE enum tl_status take_data(struct reader *reader, struct tl_m
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "an inline value without its bytes or its meta-data");
 }
 
+static enum tl_status take_lap(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
+{
+    if (!take_number(reader, &message->lap_bytes)) return bad_number(ret_error);
+    if (message->lap_bytes == 0 || message->lap_bytes >= TL_LAP_PARTS) return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a lap of %" PRIu64 " bytes, which has no quarters",
+                        message->lap_bytes);
+}
+
 static ALWAYS_INLINE enum tl_status take_body(struct reader *reader, const struct layout *layout, unsigned flags,
                                               struct tl_message *message, struct tl_error *ret_error)
 {
@@ -508,8 +516,7 @@ static ALWAYS_INLINE enum tl_status take_body(struct reader *reader, const struc
     if (status == TL_OK && layout->has_step) status = take_value(reader, layout, message, ret_error);
     if (status == TL_OK && message->has_meta_data) status = take_meta_data(reader, &message->meta_data, ret_error);
     if (status == TL_OK && layout->has_destination) status = take_destination(reader, &message->destination, ret_error);
-    if (status == TL_OK && layout->has_lap && message->is_copying && !take_number(reader, &message->lap_bytes))
-        status = bad_number(ret_error);
+    if (status == TL_OK && layout->has_lap && message->is_copying) status = take_lap(reader, message, ret_error);
     if (status == TL_OK && layout->has_status) status = take_status(reader, message, ret_error);
     if (status == TL_OK && message->is_inline) status = take_data(reader, message, ret_error);
     return status;

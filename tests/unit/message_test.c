@@ -487,6 +487,18 @@ START_TEST(destinations)
 }
 END_TEST
 
+/* A peer that copies on says so for each quarter, which must not be empty. */
+START_TEST(laps)
+{
+    for (unsigned i = 0; i < 2 * (TL_LAP_PARTS + 1); i++) {
+        compose(i % 2 == 0 ? TL_MESSAGE_REQUEST : TL_MESSAGE_RE_REQUEST);
+        message.lap_bytes = i / 2;
+        bool is_refused = message.lap_bytes > 0 && message.lap_bytes < TL_LAP_PARTS;
+        ck_assert_int_eq(decode(encode()), is_refused ? TL_INVALID_ARGUMENT : TL_OK);
+    }
+}
+END_TEST
+
 static void expect_meta_data_refused(struct tl_meta_data meta_data)
 {
     compose(TL_MESSAGE_META_DATA_UPDATE);
@@ -724,6 +736,7 @@ int main(void)
     tcase_add_test(tcase, subscriptions);
     tcase_add_test(tcase, key_too_long);
     tcase_add_test(tcase, destinations);
+    tcase_add_test(tcase, laps);
     tcase_add_test(tcase, meta_data);
     tcase_add_test(tcase, shapes_that_overflow);
     tcase_add_test(tcase, status_codes);
