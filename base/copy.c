@@ -103,3 +103,8 @@ void tl_copy_out_uncached(void *to, void *from, size_t len_bytes)
     copy_out(to, from, len_bytes, true);
     end_streaming();
 }
+
+void tl_take_lines(void *from, size_t len_bytes)
+{
+    write_to_lines(from, len_bytes);
+}

@@ -17,5 +17,7 @@ void tl_copy_uncached(void *to, const void *from, size_t len_bytes);
 void tl_copy_out(void *to, void *from, size_t len_bytes);
 /* Copies as tl_copy_out does, but past the caches, as tl_copy_uncached does. */
 void tl_copy_out_uncached(void *to, void *from, size_t len_bytes);
+/* Writes to the cache lines of what was copied by other means, as tl_copy_out does. */
+void tl_take_lines(void *from, size_t len_bytes);
 
 #endif

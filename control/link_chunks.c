@@ -5,8 +5,9 @@
  * A frame carries at most options.chunk_bytes of tensor bytes: one piece of a large tensor, or hundreds of small ones.
  * Tensors that are being sent alternate, frame by frame; how many are begun is bounded by options.inflight_bytes.
  *
- * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Only tensors of at
- * most LINK_COPY_BYTES are copied, many into one slice, because a reference and a slice for each cost more.
+ * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Tensors of at most
+ * LINK_COPY_BYTES are copied, many into one slice, because a reference and a slice for each cost more; and so are
+ * tensors whose bytes do not lie in one piece.
  *
  * A file may be cut or changed while it is sent, and the kernel then reads zeros or other bytes. So the last bytes of a
  * tensor that lies in a file are sent only when the kernel has read all others and the file is still what it was; these
@@ -112,12 +113,13 @@ static enum tl_status add_host_bytes(struct link_serve *entry, uint64_t count, s
     bool is_copy = is_copied(entry);
     enum tl_status status = tl_tensor_check_readable(tensor, sending->sent_bytes, count, ret_error);
     if (status != TL_OK) return status;
+    unsigned char *copy = is_copy ? link_copies_space(builder, entry->link, (size_t)count) : NULL;
+    if (is_copy) tl_tensor_read(tensor, sending->sent_bytes, count, copy);
     if (sending->hash_state != NULL) {
-        tl_tensor_walk(tensor, sending->sent_bytes, count, hash, sending->hash_state);
+        hash(sending->hash_state, is_copy ? copy : (unsigned char *)tl_tensor_data(tensor) + sending->sent_bytes,
+             (size_t)count);
         sending->hashed_bytes += count;
     }
-    if (is_copy)
-        tl_tensor_read(tensor, sending->sent_bytes, count, link_copies_space(builder, entry->link, (size_t)count));
     if (is_copy || sending->hash_state != NULL) {
         status = tl_tensor_check_readable(tensor, sending->sent_bytes, count, ret_error);
     }

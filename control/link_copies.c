@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The copies of small tensors in a frame: one behind the other in one piece of memory, which is as large as those that
- * wait may need. What lies together there is one slice of the frame. */
+/* The copies of tensors in a frame: one behind the other in one piece of memory, which is as large as the small ones
+ * that wait may need. What lies together there is one slice of the frame. */
 #include "base/arith.h"
 #include "control/link_frame.h"
 

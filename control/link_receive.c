@@ -233,10 +233,12 @@ static void copy_uncached(void *context, unsigned char *to, size_t count)
     *from += count;
 }
 
-/* What is verified is read again at once, so that it has to be in the caches. */
+/* What is verified is read again at once, so that it has to be in the caches. For runs, which may be short, the end of
+ * each copy past the caches would be waited for. */
 static tl_bytes_fn copy_for(const struct tl_fetch *fetch)
 {
-    bool is_uncached = tl_fetch_meta_data(fetch)->size_bytes >= UNCACHED_BYTES && !fetch->wants_checksum;
+    bool is_uncached = tl_fetch_meta_data(fetch)->size_bytes >= UNCACHED_BYTES && !fetch->wants_checksum &&
+                       !(fetch->destination != NULL && tl_tensor_is_in_runs(fetch->destination));
     return is_uncached ? copy_uncached : copy;
 }
 
@@ -248,7 +250,8 @@ static enum tl_status place(struct link_fetch *entry, uint64_t count, struct tl_
     while (count > 0) {
         const void *run;
         size_t got = tl_wire_data_next(data, count, &run);
-        enum tl_status status = tl_fetch_fill(entry->fetch, got, copy_for(entry->fetch), &run, ret_error);
+        const unsigned char *from = run;
+        enum tl_status status = tl_fetch_fill(entry->fetch, got, copy_for(entry->fetch), &from, ret_error);
         if (status != TL_OK) return status;
         count -= got;
         tl_fetch_advance(entry->fetch, got);

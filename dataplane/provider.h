@@ -69,8 +69,8 @@ struct tl_work {
     /* status is TL_OK, or TL_CANCELLED for flushed work, which may or may not have taken effect. */
     void (*done)(struct tl_work *work, enum tl_status status);
     struct tl_work *next; /* another object that waits for the same operation; NULL: none */
-    /* Writes len_bytes bytes of what is written, from offset_bytes on, to this place, for a write without a source.
-     * Only where is_processor_writing. */
+    /* Copies len_bytes bytes from offset_bytes on to this place. For a write without a source, and only where
+     * is_processor_writing. */
     void (*fill)(struct tl_work *work, void *to, uint64_t offset_bytes, uint64_t len_bytes);
 };
 

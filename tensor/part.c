@@ -10,8 +10,7 @@
 #include "base/error.h"
 
 #define PREFIX_BYTES (sizeof(TL_PART_PREFIX) - 1)
-/* A box of less that is not in one piece is copied together at once: it is one piece of one frame or write anyway, or
- * travels inline. */
+/* A smaller box that is not in one piece is copied together at once: it travels as one piece anyway, or inline. */
 #define MIN_RUNS_BYTES (UINT64_C(64) << 10)
 
 /* --------------------------------------------------------------------------------------------------------- names -- */

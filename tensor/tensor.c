@@ -499,12 +499,14 @@ static void write_run(void *context, unsigned char *bytes, size_t len_bytes)
 
 void tl_tensor_read(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes, void *to)
 {
-    tl_tensor_walk(tensor, offset_bytes, len_bytes, read_run, &to);
+    unsigned char *next = to;
+    tl_tensor_walk(tensor, offset_bytes, len_bytes, read_run, &next);
 }
 
 void tl_tensor_write(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes, const void *from)
 {
-    tl_tensor_walk(tensor, offset_bytes, len_bytes, write_run, &from);
+    const unsigned char *next = from;
+    tl_tensor_walk(tensor, offset_bytes, len_bytes, write_run, &next);
 }
 
 /* -------------------------------------------------------------------------------------------------- references -- */

@@ -81,7 +81,7 @@ enum tl_status tl_tensor_create_view(struct tl_tensor *base, const struct tl_met
  * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_tensor_create_box(struct tl_tensor *base, const struct tl_box *box, bool is_read_only,
                                     struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
-/* Whether it is such a tensor without an address. Only who asks for one gets one. */
+/* Whether it is such a tensor without an address. A transport that sends gets one only where its serve takes runs. */
 bool tl_tensor_is_in_runs(const struct tl_tensor *tensor);
 /* Calls back with len_bytes bytes of a tensor on the host from offset_bytes on, run by run. */
 void tl_tensor_walk(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes, tl_bytes_fn visit,

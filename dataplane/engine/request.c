@@ -23,7 +23,6 @@
 #include <string.h>
 
 #include "base/arith.h"
-#include "base/copy.h"
 #include "base/error.h"
 #include "base/prefetch.h"
 #include "base/reason.h"
@@ -339,110 +338,6 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
     }
 }
 
-/* The block of the pool that the bytes have come into; NULL: they have come into the destination, or none have. */
-static struct tl_tensor *bounce_buffer_of(const struct request *request)
-{
-    return request->placement != NULL ? request->placement->bounce_buffer : NULL;
-}
-
-/* Returns whether the bounce buffer is smaller than the value. */
-static bool goes_round(const struct request *request)
-{
-    return request->placement != NULL && request->placement->lap_bytes > 0;
-}
-
-/* The bytes of the bounce buffer that are copied on. */
-struct copying {
-    const struct request *request;
-    uint8_t *source;
-};
-
-static void copy_on(void *context, unsigned char *destination, size_t len_bytes)
-{
-    struct copying *copying = context;
-    const struct request *request = copying->request;
-    bool is_hashed = request->fetch->wants_checksum; /* afterwards, where it lies then */
-    if (!request->conn->engine->provider->limits.is_processor_writing) {
-        memcpy(destination, copying->source, len_bytes);
-    } else if (goes_round(request) && !is_hashed) {
-        tl_copy_out_uncached(destination, copying->source, len_bytes);
-    } else {
-        tl_copy_out(destination, copying->source, len_bytes);
-    }
-    copying->source += len_bytes;
-}
-
-/* Tells the peer of each quarter of the bounce buffer that was copied on, as long as it has more to write than it may
- * write now. */
-static void tell_copied(struct request *request)
-{
-    struct request_placement *placement = request->placement;
-    uint64_t lap_bytes = placement->lap_bytes;
-    uint64_t size_bytes = placement->expected.meta_data.size_bytes;
-    if (lap_bytes == 0) return;
-    while (request->fetch->received_bytes - placement->reported_bytes >= lap_bytes / TL_LAP_PARTS &&
-           size_bytes - placement->reported_bytes > lap_bytes) {
-        placement->reported_bytes += lap_bytes / TL_LAP_PARTS;
-        conn_send_notice(request->conn, TL_MESSAGE_COPIED, request->handle);
-    }
-}
-
-/* Copies and hashes as much of the received bytes as this pump may. */
-static enum tl_status advance(struct request *request, struct tl_error *ret_error)
-{
-    struct tl_conn *conn = request->conn;
-    struct tl_fetch *fetch = request->fetch;
-    uint64_t len_bytes = request->received_bytes - fetch->received_bytes;
-    const struct tl_tensor *bounce_buffer = bounce_buffer_of(request);
-    bool is_read = bounce_buffer != NULL || fetch->wants_checksum;
-    uint64_t *budget_bytes =
-        goes_round(request) ? &conn->posts.budgets.copy_bytes : &conn->posts.budgets.completion_bytes;
-    if (is_read) len_bytes = tl_min_u64(len_bytes, *budget_bytes);
-    if (len_bytes == 0) return TL_OK;
-    if (bounce_buffer != NULL) {
-        uint64_t lap_bytes = tl_tensor_size_bytes(bounce_buffer);
-        uint64_t offset_bytes = fetch->received_bytes % lap_bytes;
-        struct copying copying = {.request = request,
-                                  .source = (uint8_t *)tl_tensor_data(bounce_buffer) + offset_bytes};
-        len_bytes = tl_min_u64(len_bytes, lap_bytes - offset_bytes);
-        enum tl_status status = tl_fetch_fill(fetch, len_bytes, copy_on, &copying, ret_error);
-        if (status != TL_OK) return status;
-        conn->engine->stats.bytes_bounced += len_bytes;
-        tl_memory_count_bounce(conn->engine->memory, len_bytes);
-    }
-    tl_fetch_advance(fetch, len_bytes);
-    if (is_read) *budget_bytes -= len_bytes;
-    return TL_OK;
-}
-
-void request_advance_early(struct request *request)
-{
-    struct tl_error error; /* complete() finds it again */
-    bool is_coming = request->state == REQUEST_ASKED || request->state == REQUEST_READING;
-    if (bounce_buffer_of(request) == NULL || !is_coming) return;
-    if (request->placement->landing.is_on_device) {
-        request_copy_on(request);
-        return;
-    }
-    if (advance(request, &error) != TL_OK) return;
-    tell_copied(request);
-    if (request->fetch->received_bytes == request->received_bytes) return;
-    if (!goes_round(request)) {
-        conn_pump_later(request->conn);
-    } else if (request->state == REQUEST_ASKED) {
-        conn_copy_later(request->conn, &request->pending);
-    }
-}
-
-/* How many bytes the peer may have written now. */
-static uint64_t most_awaited(const struct request *request)
-{
-    const struct request_placement *placement = request->placement;
-    uint64_t left_bytes = placement->expected.meta_data.size_bytes - request->received_bytes;
-    if (placement->lap_bytes == 0) return left_bytes;
-    return tl_min_u64(left_bytes, placement->reported_bytes + placement->lap_bytes - request->received_bytes);
-}
-
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes)
 {
     struct request *request = find(conn, immediate & TL_HANDLE_MASK);
@@ -450,7 +345,7 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
     conn_credits_seen(conn, request->pending.sent_slot);
     bool is_awaited =
         request->is_place_sent && (request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING);
-    uint64_t left_bytes = is_awaited ? most_awaited(request) : 0;
+    uint64_t left_bytes = is_awaited ? request_most_awaited(request) : 0;
     if (!is_awaited || len_bytes == 0 || len_bytes > left_bytes) {
         conn_protocol_error(conn, "%" PRIu64 " bytes of %s where at most %" PRIu64 " are expected", len_bytes,
                             request->fetch->key, left_bytes);
@@ -614,12 +509,12 @@ static bool has_placed(struct request *request, struct tl_error *ret_error)
 static bool complete(struct request *request, struct tl_error *ret_result)
 {
     struct tl_fetch *fetch = request->fetch;
-    if (!request->mapping.is_done && advance(request, ret_result) != TL_OK) return true;
+    if (!request->mapping.is_done && request_advance(request, ret_result) != TL_OK) return true;
     if (fetch->received_bytes < request->received_bytes) return false;
     fetch->path = path_of(request);
     fetch->path_reason =
         request->is_inline || fetch->path == TL_PATH_SERIALIZED               ? NULL
-        : bounce_buffer_of(request) != NULL                                   ? request->placement->bounce_reason
+        : request_bounce_buffer(request) != NULL                              ? request->placement->bounce_reason
         : fetch->path == TL_PATH_GPU_DIRECT || fetch->path == TL_PATH_GPU_IPC ? NULL
         : fetch->path == TL_PATH_ZERO_COPY
             ? (request->conn->engine->options.is_reading ? request_how_read(request) : request_why_not_mapped(request))
@@ -667,7 +562,7 @@ static void leave_destination(const struct request *request, struct tl_fetch *fe
     bool is_in_pool =
         conn->memory != conn->engine->memory && tl_memory_pin(conn->memory, fetch->destination, TL_REGION_WRITE, &pin);
     if (is_in_pool) tl_memory_unpin(conn->memory, &pin);
-    if (is_in_pool || bounce_buffer_of(request) != NULL) tl_fetch_restart(fetch);
+    if (is_in_pool || request_bounce_buffer(request) != NULL) tl_fetch_restart(fetch);
 }
 
 /* Completes the fetch. Returns false when the next pump must go on. */

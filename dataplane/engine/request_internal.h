@@ -224,6 +224,16 @@ bool request_has_placement(struct request *request) TL_MUST_USE;
 void request_end_placement(struct request *request);
 /* The request asks without a place, which it chooses when the peer has said that the value exists. */
 void request_drop_place(struct request *request);
+/* The block of the pool that the bytes have come into; NULL: they have come into the destination, or none have. */
+struct tl_tensor *request_bounce_buffer(const struct request *request);
+/* Copies and hashes as much of the received bytes as this pump may. Errors: TL_OUT_OF_RANGE: more than was announced.
+ */
+enum tl_status request_advance(struct request *request, struct tl_error *ret_error) TL_MUST_USE;
+/* Copies on what has arrived while the rest is on its way, where there is a bounce buffer. The completion does what is
+ * left. What arrives in the destination itself is hashed later, when the peer cannot write it any more. */
+void request_advance_early(struct request *request);
+/* How many bytes the peer may have written now. */
+uint64_t request_most_awaited(const struct request *request);
 
 /* -------------------------------------------------------------------------------------------- request_device.c -- */
 
@@ -300,10 +310,6 @@ void request_copy_source(struct request *request);
 void request_release_import(struct request *request);
 
 /* --------------------------------------------------------------------------------------------------- request.c -- */
-
-/* Copies on what has arrived while the rest is on its way, where there is a bounce buffer. The completion does what is
- * left. What arrives in the destination itself is hashed later, when the peer cannot write it any more. */
-void request_advance_early(struct request *request);
 
 /* The queue pair is drained: ends the request, at once or when what it has waited for comes back. */
 void request_break(struct request *request);

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Where the bytes of a request go: into the destination itself, or into a bounce buffer in the pool from which they are
- * copied. A bounce buffer that is smaller than the value is written round and round (docs/protocol.md, "Asking").
+ * copied, as always when the destination has no address.
+ *
+ * What has come into a bounce buffer is copied on while the rest is on its way. One that is smaller than the value is
+ * written round and round: COPIED tells the peer of each quarter that was copied on, and a peer that writes more than
+ * that breaks the protocol (docs/protocol.md, "Asking").
  *
  * A value may not exist yet, and may need others to arrive before it does. So a request gets a place before the peer
  * has said that there is a value only while a quarter of the windows and of the pool stays free; it waits for neither.
@@ -17,8 +21,11 @@
 #include "dataplane/engine/request_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/arith.h"
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/error.h"
 #include "base/reason.h"
 
@@ -292,4 +299,130 @@ static void memory_came(struct tl_closure *closure)
         request_use_bounce_buffer(request, memory_wait);
     }
     conn_free_memory_wait(&memory_wait);
+}
+
+/* ----------------------------------------------------------------------------------------------------- copying -- */
+
+struct tl_tensor *request_bounce_buffer(const struct request *request)
+{
+    return request->placement != NULL ? request->placement->bounce_buffer : NULL;
+}
+
+/* Returns whether the bounce buffer is smaller than the value. */
+static bool goes_round(const struct request *request)
+{
+    return request->placement != NULL && request->placement->lap_bytes > 0;
+}
+
+/* Whether so much is copied that others have their turn in between. One of many runs takes longer than its bytes. */
+static bool is_copied_slowly(const struct request *request)
+{
+    return goes_round(request) || (request_bounce_buffer(request) != NULL && request->fetch->destination != NULL &&
+                                   tl_tensor_is_in_runs(request->fetch->destination));
+}
+
+static void copy(void *context, unsigned char *to, size_t len_bytes)
+{
+    unsigned char **from = context;
+    memcpy(to, *from, len_bytes);
+    *from += len_bytes;
+}
+
+static void copy_out(void *context, unsigned char *to, size_t len_bytes)
+{
+    unsigned char **from = context;
+    tl_copy_out(to, *from, len_bytes);
+    *from += len_bytes;
+}
+
+static void copy_out_uncached(void *context, unsigned char *to, size_t len_bytes)
+{
+    unsigned char **from = context;
+    tl_copy_out_uncached(to, *from, len_bytes);
+    *from += len_bytes;
+}
+
+/* Copies bytes of the bounce buffer into the destination. A run may be shorter than a cache line, so that the lines of
+ * all runs are taken back together. What is hashed is hashed afterwards, where it lies then. */
+static enum tl_status copy_on(const struct request *request, unsigned char *from, uint64_t len_bytes,
+                              struct tl_error *ret_error)
+{
+    struct tl_fetch *fetch = request->fetch;
+    struct tl_engine *engine = request->conn->engine;
+    bool is_processor_writing = engine->provider->limits.is_processor_writing;
+    bool is_in_runs = fetch->destination != NULL && tl_tensor_is_in_runs(fetch->destination);
+    bool is_uncached = goes_round(request) && !fetch->wants_checksum;
+    unsigned char *next = from;
+    tl_bytes_fn write = is_in_runs || !is_processor_writing ? copy : is_uncached ? copy_out_uncached : copy_out;
+    enum tl_status status = tl_fetch_fill(fetch, len_bytes, write, &next, ret_error);
+    if (status != TL_OK) return status;
+    if (is_in_runs && is_processor_writing) tl_take_lines(from, (size_t)len_bytes);
+    engine->stats.bytes_bounced += len_bytes;
+    tl_memory_count_bounce(engine->memory, len_bytes);
+    return TL_OK;
+}
+
+/* Tells the peer of each quarter of the bounce buffer that was copied on, as long as it has more to write than it may
+ * write now. */
+static void tell_copied(struct request *request)
+{
+    struct request_placement *placement = request->placement;
+    uint64_t lap_bytes = placement->lap_bytes;
+    uint64_t size_bytes = placement->expected.meta_data.size_bytes;
+    if (lap_bytes == 0) return;
+    while (request->fetch->received_bytes - placement->reported_bytes >= lap_bytes / TL_LAP_PARTS &&
+           size_bytes - placement->reported_bytes > lap_bytes) {
+        placement->reported_bytes += lap_bytes / TL_LAP_PARTS;
+        conn_send_notice(request->conn, TL_MESSAGE_COPIED, request->handle);
+    }
+}
+
+enum tl_status request_advance(struct request *request, struct tl_error *ret_error)
+{
+    struct conn_budgets *budgets = &request->conn->posts.budgets;
+    struct tl_fetch *fetch = request->fetch;
+    uint64_t len_bytes = request->received_bytes - fetch->received_bytes;
+    const struct tl_tensor *bounce_buffer = request_bounce_buffer(request);
+    bool is_read = bounce_buffer != NULL || fetch->wants_checksum;
+    uint64_t *budget_bytes = is_copied_slowly(request) ? &budgets->copy_bytes : &budgets->completion_bytes;
+    if (is_read) len_bytes = tl_min_u64(len_bytes, *budget_bytes);
+    if (len_bytes == 0) return TL_OK;
+    if (bounce_buffer != NULL) {
+        uint64_t lap_bytes = tl_tensor_size_bytes(bounce_buffer);
+        uint64_t offset_bytes = fetch->received_bytes % lap_bytes;
+        len_bytes = tl_min_u64(len_bytes, lap_bytes - offset_bytes);
+        enum tl_status status =
+            copy_on(request, (unsigned char *)tl_tensor_data(bounce_buffer) + offset_bytes, len_bytes, ret_error);
+        if (status != TL_OK) return status;
+    }
+    tl_fetch_advance(fetch, len_bytes);
+    if (is_read) *budget_bytes -= len_bytes;
+    return TL_OK;
+}
+
+void request_advance_early(struct request *request)
+{
+    struct tl_error error; /* complete() finds it again */
+    bool is_coming = request->state == REQUEST_ASKED || request->state == REQUEST_READING;
+    if (request_bounce_buffer(request) == NULL || !is_coming) return;
+    if (request->placement->landing.is_on_device) {
+        request_copy_on(request);
+        return;
+    }
+    if (request_advance(request, &error) != TL_OK) return;
+    tell_copied(request);
+    if (request->fetch->received_bytes == request->received_bytes) return;
+    if (!is_copied_slowly(request)) {
+        conn_pump_later(request->conn);
+    } else if (request->state == REQUEST_ASKED) {
+        conn_copy_later(request->conn, &request->pending);
+    }
+}
+
+uint64_t request_most_awaited(const struct request *request)
+{
+    const struct request_placement *placement = request->placement;
+    uint64_t left_bytes = placement->expected.meta_data.size_bytes - request->received_bytes;
+    if (placement->lap_bytes == 0) return left_bytes;
+    return tl_min_u64(left_bytes, placement->reported_bytes + placement->lap_bytes - request->received_bytes);
 }

@@ -3,11 +3,11 @@
  * What the peer asks: one response per request, from REQUEST to the end of its serve.
  *
  * Happy path: the source answers with a tensor whose meta-data is the one that the request expects. Its bytes are
- * written from where they lie into the peer's memory, piece by piece, each with the request's handle as immediate. When
- * the last write is done the peer has them. When the meta-data differs, META_DATA_UPDATE says so, the tensor is kept,
- * and RE_REQUEST says where to write. A DONE carries a value without bytes, a checksum, or the step of a published
- * value that the peer cannot know. A MAPPED carries a value that the peer may map. To a peer that reads SOURCE shows
- * the tensor (response_source.c).
+ * written into the peer's memory, from where they lie unless they have no address (tl_tensor_is_in_runs), piece by
+ * piece, each with the request's handle as immediate. When the last write is done the peer has them. When the meta-data
+ * differs, META_DATA_UPDATE says so, the tensor is kept, and RE_REQUEST says where to write. A DONE carries a value
+ * without bytes, a checksum, or the step of a published value that the peer cannot know. A MAPPED carries a value that
+ * the peer may map. To a peer that reads SOURCE shows the tensor (response_source.c).
  *
  * Failure modes: a status is sent as it is. Memory that is not registered is registered if it is large; else, or if
  * that fails, it is copied through the pool, whose memory it may wait for. A cancelled response writes nothing more,

@@ -9,7 +9,8 @@
 
 #include "dataplane/engine/conn_internal.h"
 
-/* The largest piece of a tensor that is copied through the pool, and how many such pieces are posted at a time. */
+/* The largest piece of a tensor that is copied through the pool, or has no address, and how many such pieces are posted
+ * at a time. */
 #define BOUNCE_PIECE_BYTES ((uint64_t)256 * 1024)
 #define MAX_BOUNCES 4
 

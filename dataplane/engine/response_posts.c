@@ -205,7 +205,7 @@ void response_read_piece(struct response *response, const uint8_t *source, uint6
     } else if (response->wants_checksum) {
         tl_tensor_walk(sending->offer.tensor, sending->posted_bytes, len_bytes, hash, sending->hash_state);
     }
-    if (response->wants_checksum || response->sending->is_sender_copying) {
+    if (response->wants_checksum || sending->is_sender_copying || is_in_runs(response)) {
         *budget_bytes -= len_bytes < *budget_bytes ? len_bytes : *budget_bytes;
     }
 }

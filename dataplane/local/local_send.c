@@ -123,7 +123,7 @@ static bool have_pages(struct local_pair *pair, struct local_peer_segment *mappe
     return true;
 }
 
-/* Whether the bytes of a write lie nowhere one behind the other. */
+/* Whether the work itself writes the bytes, because they have no address. */
 static bool is_filled(const struct local_work *work)
 {
     return work->source == NULL && work->work != NULL && work->work->fill != NULL;

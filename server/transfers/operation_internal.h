@@ -103,8 +103,7 @@ struct op_send {
 /* What only a receive from this worker itself, for a device, or of a part for a box of its destination needs. */
 struct op_receive_rare {
     struct tl_op *op;
-    struct tl_tensor *whole;              /* the caller's destination, of which `box` is written; NULL: all of it is */
-    struct tl_box box;                    /* op->tensor shows it when it is in one piece, and is NULL otherwise */
+    struct tl_tensor *whole;              /* the caller's destination, of which op->tensor shows a box; NULL: none */
     struct tl_receiver receiver;          /* when the peer is this worker */
     struct tl_closure answer_closure;     /* the table has answered on another thread */
     const struct tl_error *answer_status; /* the status that answer_closure carries; kept */

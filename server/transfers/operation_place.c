@@ -132,7 +132,7 @@ enum tl_status op_fetch_place(struct tl_fetch *fetch, const struct tl_meta_data 
     struct tl_op *op = TL_CONTAINER_OF(fetch, struct tl_op, receive.request.fetch);
     struct tl_device device = op_device_for(op, meta_data);
     const struct tl_allocator *allocator = fetch->allocator;
-    enum tl_status status = TL_OK;
+    enum tl_status status;
     if (op->tensor == NULL && device.kind != TL_DEVICE_HOST && allocator == NULL)
         return place_on_device(op, meta_data, ret_destination, ret_error);
     if (op->tensor == NULL) {

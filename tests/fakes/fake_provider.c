@@ -637,8 +637,13 @@ static void pair_write(struct tl_queue_pair *base, const struct tl_region *regio
                        bool has_immediate, uint32_t immediate, struct tl_work *work)
 {
     struct fake_pair *pair = as_pair(base);
-    check_source(pair, region, source, len_bytes);
     struct fake_operation *operation = new_operation(FAKE_WRITE, work);
+    if (source == NULL && work != NULL && work->fill != NULL) {
+        TL_CHECK(base->provider->limits.is_processor_writing);
+        source = operation->copy = fake_alloc(len_bytes);
+        work->fill(work, operation->copy, 0, len_bytes);
+    }
+    check_source(pair, region, source, len_bytes);
     /* Only the count of users changes in a region. */
     if (region != NULL) operation->region = TL_CONTAINER_OF((void *)(uintptr_t)region, struct fake_region, base);
     operation->source = source;

@@ -345,12 +345,14 @@ START_TEST(of_a_sent_value)
     expect_box(completion.tensor, starts[2], sizes[2]);
     (void)cluster_expect(cq, TL_OK);
     tl_tensor_put(completion.tensor);
-    cluster_send(owner, "m", 0, tensor, cq);
-    part = box(starts[0], sizes[0]);
-    ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
-    expect_box(completion.tensor, starts[0], sizes[0]);
-    tl_tensor_put(completion.tensor);
-    (void)cluster_expect(cq, TL_OK);
+    for (size_t i = 0; i < 2; i++) { /* rows, and columns */
+        cluster_send(owner, "m", 0, tensor, cq);
+        part = box(starts[i], sizes[i]);
+        ck_assert_msg(receive(&part, NULL, &completion) == TL_OK, "%s", error.message);
+        expect_box(completion.tensor, starts[i], sizes[i]);
+        tl_tensor_put(completion.tensor);
+        (void)cluster_expect(cq, TL_OK);
+    }
     tl_tensor_put(tensor);
     close_pair();
 }

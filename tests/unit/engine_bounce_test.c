@@ -494,6 +494,105 @@ START_TEST(laps_of_a_file)
 }
 END_TEST
 
+/* ------------------------------------------------------------------------------------------------------- runs -- */
+
+#define ROWS 400
+#define COLUMNS 600
+
+static const struct tl_box box = {.rank = 2, .start = {3, 5}, .size = {ROWS - 7, COLUMNS - 99}};
+
+/* Returns a matrix of which each byte says where it is, or one of zeros. */
+static struct tl_tensor *matrix(bool is_counting)
+{
+    const uint64_t dims[] = {ROWS, COLUMNS};
+    struct tl_tensor *tensor;
+    ck_assert_int_eq(tl_tensor_create(TL_U8, 2, dims, &tensor, NULL), TL_OK);
+    unsigned char *bytes = tl_tensor_data(tensor);
+    for (size_t i = 0; i < ROWS * COLUMNS; i++)
+        bytes[i] = is_counting ? (unsigned char)(1 + i % 251) : 0;
+    return tensor;
+}
+
+/* Returns the box of a matrix, whose reference it takes over. */
+static struct tl_tensor *box_of(struct tl_tensor *whole)
+{
+    struct tl_tensor *tensor;
+    ck_assert_int_eq(tl_tensor_create_box(whole, &box, false, &tensor, NULL), TL_OK);
+    ck_assert(tl_tensor_is_in_runs(tensor));
+    tl_tensor_put(whole);
+    return tensor;
+}
+
+/* Asks for columns, which go to the same columns of this matrix. */
+static void start_runs(uint64_t step, struct tl_tensor *whole)
+{
+    engine_side_send(owner, "key", step, box_of(matrix(true)));
+    ask.destination = box_of(tl_tensor_get(whole));
+    engine_ask_start(asker, &ask, "key", step);
+}
+
+static void expect_box(struct tl_tensor *whole)
+{
+    struct tl_tensor *source = matrix(true);
+    const unsigned char *from = tl_tensor_data(source), *to = tl_tensor_data(whole);
+    for (size_t i = 0; i < ROWS * COLUMNS; i++) {
+        uint64_t row = i / COLUMNS - box.start[0], column = i % COLUMNS - box.start[1];
+        unsigned char expected = row < box.size[0] && column < box.size[1] ? from[i] : 0;
+        if (to[i] != expected) ck_abort_msg("byte %zu is %u and not %u", i, to[i], expected);
+    }
+    tl_tensor_put(source);
+}
+
+/* Neither the value nor the destination lies in one piece. The asker copies through its pool, and so does an owner with
+ * a card. */
+START_TEST(runs)
+{
+    options.provider.needs_no_regions = (_i & 1) != 0;
+    options.engine.copy_bytes = (_i & 1) != 0 ? LAP_BYTES : 0;
+    open_pair();
+    for (uint64_t step = 1; step <= 3; step++) {
+        struct tl_tensor *whole = matrix(false);
+        ask.wants_checksum = (_i & 2) != 0;
+        start_runs(step, whole);
+        engine_pair_run(&pair);
+        ck_assert_uint_eq(ask.done_count, 1);
+        expect_box(whole);
+        expect_copy("in one piece");
+        tl_tensor_put(whole);
+    }
+    ck_assert_uint_eq(engine_side_stats(asker).bytes_bounced, 3 * box.size[0] * box.size[1]);
+    ck_assert_uint_eq(engine_side_stats(owner).bytes_bounced, (_i & 1) != 0 ? 0 : 3 * box.size[0] * box.size[1]);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* The connection ends, or the request is given up, while pieces are on their way. */
+START_TEST(runs_that_end_early)
+{
+    struct tl_error reason;
+    struct tl_tensor *whole = matrix(false);
+    options.provider.needs_no_regions = true;
+    options.engine.copy_bytes = LAP_BYTES;
+    open_pair();
+    fake_fabric_set_manual(pair.fabric, true);
+    start_runs(1, whole);
+    run_until_a_part_is_copied();
+    tl_error_set(&reason, TL_UNAVAILABLE, "the connection is closed");
+    if (_i == 0) {
+        tl_conn_close(asker->conn, &reason);
+    } else {
+        tl_conn_cancel(asker->conn, &ask.fetch);
+    }
+    fake_fabric_set_manual(pair.fabric, false);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert_int_eq(ask.result.code, _i == 0 ? TL_UNAVAILABLE : TL_CANCELLED);
+    engine_ask_fini(&ask);
+    tl_tensor_put(whole);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine_bounce");
@@ -526,5 +625,11 @@ int main(void)
     tcase_add_test(laps_case, laps_with_a_checksum);
     tcase_add_test(laps_case, laps_of_a_file);
     suite_add_tcase(suite, laps_case);
+    TCase *runs_case = tcase_create("runs");
+    tcase_set_timeout(runs_case, 60);
+    tcase_add_checked_fixture(runs_case, setup, NULL);
+    tcase_add_loop_test(runs_case, runs, 0, 4);
+    tcase_add_loop_test(runs_case, runs_that_end_early, 0, 2);
+    suite_add_tcase(suite, runs_case);
     return run_suite(suite);
 }
