@@ -236,14 +236,16 @@ struct conn_requests {
     uint32_t open_count; /* how many of them have a request */
     uint32_t first_free; /* the index that has been free for longest, and the last one; valid while one is */
     uint32_t last_free;
-    uint32_t capacity;          /* how many requests the peer takes at a time */
-    struct tl_list waiting;     /* struct tl_fetch: they need a handle */
-    struct tl_list finished;    /* struct request: their fetches are to be completed */
-    struct tl_list completed;   /* struct request: their fetches are completed; freed at the end of the pump */
-    struct tl_list unplaced;    /* struct request: finished, but there was no memory for their values */
-    uint32_t unplaced_count;    /* requests whose values are in our slots, of which none is reported meanwhile */
-    struct tl_list unrequested; /* struct tl_fetch: refused or cancelled before they had a request, and to be
-                                   completed */
+    uint32_t capacity;            /* how many requests the peer takes at a time */
+    struct tl_list waiting;       /* struct tl_fetch: they need a handle */
+    struct tl_list finished;      /* struct request: their fetches are to be completed */
+    struct tl_list completed;     /* struct request: their fetches are completed; freed at the end of the pump */
+    struct tl_list unplaced;      /* struct request: finished, but there was no memory for their values */
+    struct tl_list awaiting_laps; /* struct request_placement: they copy when one of those has copied that copy now */
+    uint32_t lap_count;           /* requests that have a bounce buffer in the turn that they have waited for */
+    uint32_t unplaced_count;      /* requests whose values are in our slots, of which none is reported meanwhile */
+    struct tl_list unrequested;   /* struct tl_fetch: refused or cancelled before they had a request, and to be
+                                     completed */
     struct tl_asked_keys keys;
     struct conn_latest latest; /* REQUEST that was posted */
     struct conn_placing placing;
@@ -657,6 +659,8 @@ bool requests_begin(struct tl_conn *conn);
 /* A message about a request of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED, MAPPED or SOURCE. */
 void requests_message(struct tl_conn *conn, const struct tl_message *message);
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes);
+/* Gives bounce buffers to large values that wait for them, as others have been copied on. */
+void requests_give_laps(struct tl_conn *conn);
 /* Completes the fetches that are finished, as far as this pump may hash and copy their bytes, and those that end
  * without a request. */
 void requests_complete_fetches(struct tl_conn *conn);

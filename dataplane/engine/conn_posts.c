@@ -250,6 +250,7 @@ static void pump(struct tl_closure *closure)
     if (conn->requests.unplaced_count > 0) tl_list_splice_back(&conn->requests.finished, &conn->requests.unplaced);
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
         run_copies(conn);
+        requests_give_laps(conn);
         maybe_complete(conn); /* the worker may ask for more, which this doorbell posts as well */
         if (!tl_list_is_empty(&conn->requests.waiting)) has_more = begin_requests(conn);
         run_queue(conn, &posts->space_queue, false);

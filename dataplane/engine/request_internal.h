@@ -102,6 +102,8 @@ struct request_placement {
                                         the peer writes the destination itself */
     uint64_t lap_bytes;              /* size of the bounce buffer if the value is larger, and is written into it round
                                         and round; else 0 */
+    struct tl_list lap_link;         /* in requests.awaiting_laps */
+    bool has_lap;                    /* it counts in requests.lap_count */
     uint64_t reported_bytes;         /* the peer knows that so many bytes were copied on */
     const char *bounce_reason;       /* why there is a bounce buffer; never freed */
     uint64_t asked_bytes;            /* for which reads were posted */
@@ -112,7 +114,8 @@ struct request_placement {
     struct tl_descriptor source; /* valid when has_source */
 };
 
-/* The time limit for CANCEL's slot, for its answer, or for memory to read a source into. Few requests have one. */
+/* The time limit for CANCEL's slot, for its answer, for memory to read a source into, or for a lap. Few requests have
+ * one. */
 struct request_limit {
     struct tl_timer timer;
     struct request *request;
@@ -232,6 +235,8 @@ enum tl_status request_advance(struct request *request, struct tl_error *ret_err
 /* Copies on what has arrived while the rest is on its way, where there is a bounce buffer. The completion does what is
  * left. What arrives in the destination itself is hashed later, when the peer cannot write it any more. */
 void request_advance_early(struct request *request);
+/* The time to wait for a bounce buffer is up. */
+void request_wait_no_longer(struct request *request);
 /* How many bytes the peer may have written now. */
 uint64_t request_most_awaited(const struct request *request);
 

@@ -32,6 +32,10 @@
 const char request_reason_forced[] = "everything is copied through the pool (verbs.bounce)";
 const char request_reason_small[] = "the allocation that it lies in is too small to be registered (verbs.register)";
 static const char reason_cheap[] = "it is small: copying it twice takes less time than having it read by the kernel";
+/* So many large values, for which there was no free memory at first, are copied at a time. Others wait: all of their
+ * bounce buffers together would not stay in the caches, and each takes memory of the pool. */
+#define MAX_LAPS 4
+
 static const char reason_runs[] = "its bytes do not lie in one piece in the destination";
 static const char reason_lap[] =
     "both sides copy it at the same time, piece by piece, which takes less time than having it read by the kernel";
@@ -45,6 +49,7 @@ bool request_has_placement(struct request *request)
         tl_spares_get(&request->conn->engine->spares.placements, sizeof(struct request_placement));
     if (placement == NULL) return false;
     placement->request = request;
+    tl_list_init(&placement->lap_link);
     request_revoke_init(placement);
     request->placement = placement;
     return true;
@@ -54,8 +59,20 @@ void request_end_placement(struct request *request)
 {
     if (request->placement == NULL) return;
     tl_list_remove(&request->placement->revoke.place);
+    tl_list_remove(&request->placement->lap_link);
     tl_spares_put(&request->conn->engine->spares.placements, request->placement);
     request->placement = NULL;
+}
+
+static void give_lap(struct request_placement *placement)
+{
+    struct tl_conn *conn = placement->request->conn;
+    placement->lap_bytes = 0;
+    tl_list_remove(&placement->lap_link);
+    if (!placement->has_lap) return;
+    placement->has_lap = false;
+    conn->requests.lap_count--;
+    if (!tl_list_is_empty(&conn->requests.awaiting_laps)) conn_pump_later(conn);
 }
 
 void request_release_memory(struct request *request)
@@ -67,7 +84,7 @@ void request_release_memory(struct request *request)
     request->is_from_device = false;
     request->is_done_expected = false;
     if (placement == NULL) return;
-    placement->lap_bytes = 0;
+    give_lap(placement);
     placement->reported_bytes = 0;
     if (placement->bounce_buffer != NULL) {
         conn_block_destroy(conn->memory, &placement->bounce_buffer, &placement->pin);
@@ -95,7 +112,8 @@ void request_drop_place(struct request *request)
 
 void request_limit_wait(struct request *request)
 {
-    if (request->has_source) request_limit(request, conn_grow_ns(request->conn));
+    bool is_limited = request->has_source || (request->placement != NULL && request->placement->has_lap);
+    if (is_limited) request_limit(request, conn_grow_ns(request->conn));
 }
 
 /* Waits for memory of the pool. Returns false when it will never come, with the reason in ret_error. */
@@ -211,6 +229,58 @@ static void expose_itself(struct request *request)
     request_handle(request, REQUEST_EVENT_READY);
 }
 
+/* Makes the peer write to a bounce buffer in turn with other large values. */
+static void take_lap(struct request *request)
+{
+    struct tl_error error;
+    request->placement->has_lap = true;
+    request->conn->requests.lap_count++;
+    if (try_bounce_buffer(request, NULL, &error)) return;
+    give_lap(request->placement);
+    expose_itself(request);
+}
+
+/* Makes a large value wait for a bounce buffer. One that may not exist yet is asked for without a place first, since
+ * others would wait for it. Returns false when the pool cannot become large enough. */
+static bool await_lap(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    struct tl_memory_stats stats;
+    tl_memory_get_stats(conn->memory, &stats);
+    uint64_t most_bytes = conn->engine->options.peer_memory.max_pool_bytes;
+    if (stats.pool_used_bytes + conn->engine->options.copy_bytes > most_bytes) return false;
+    if (!request->is_asked) {
+        request_drop_place(request);
+        request_handle(request, REQUEST_EVENT_READY);
+    } else if (conn->requests.lap_count < MAX_LAPS) {
+        take_lap(request);
+    } else {
+        tl_list_push_back(&conn->requests.awaiting_laps, &request->placement->lap_link);
+        request_limit(request, conn_grow_ns(conn));
+    }
+    return true;
+}
+
+void requests_give_laps(struct tl_conn *conn)
+{
+    while (conn->requests.lap_count < MAX_LAPS && !tl_list_is_empty(&conn->requests.awaiting_laps)) {
+        struct request_placement *placement =
+            TL_CONTAINER_OF(tl_list_pop_front(&conn->requests.awaiting_laps), struct request_placement, lap_link);
+        request_end_limit(placement->request);
+        take_lap(placement->request);
+    }
+}
+
+void request_wait_no_longer(struct request *request)
+{
+    struct request_placement *placement = request->placement;
+    conn_cancel_memory_wait(&placement->memory_wait);
+    if (placement->memory_wait != NULL) return; /* the memory has come, and is on its way */
+    request_end_limit(request);
+    give_lap(placement);
+    expose_itself(request);
+}
+
 void request_prepare_memory(struct request *request)
 {
     struct request_placement *placement = request->placement;
@@ -240,7 +310,8 @@ void request_prepare_memory(struct request *request)
                                    : is_large                                   ? reason_lap
                                                                                 : reason_cheap;
         bool has_bounce_buffer =
-            is_small ? try_bounce_buffer(request, NULL, &error) : is_copied && use_free_bounce_buffer(request);
+            is_small ? try_bounce_buffer(request, NULL, &error)
+                     : is_copied && (use_free_bounce_buffer(request) || (is_large && await_lap(request)));
         if (!has_bounce_buffer) expose_itself(request);
     }
 }
@@ -291,6 +362,9 @@ static void memory_came(struct tl_closure *closure)
         request_break(request);
     } else if (request->is_cancelled) {
         request_handle(request, REQUEST_EVENT_READY);
+    } else if (memory_wait->memory_wait.wait.error.code != TL_OK && request->placement->has_lap) {
+        give_lap(request->placement);
+        expose_itself(request);
     } else if (memory_wait->memory_wait.wait.error.code != TL_OK) {
         fail_without_block(request, &memory_wait->memory_wait.wait.error);
     } else if (request->placement->kept == NULL) {

@@ -149,6 +149,7 @@ bool request_stop_waiting(struct request *request)
     struct request_placement *placement = request->placement;
     if (placement == NULL) return true;
     conn_cancel_memory_wait(&placement->memory_wait);
+    tl_list_remove(&placement->lap_link);
     request_drop_allocation(request);
     if (request_is_importing(request)) request_leave_import(request);
     return placement->memory_wait == NULL;
@@ -157,8 +158,8 @@ bool request_stop_waiting(struct request *request)
 static void cancel_preparing(struct request *request)
 {
     const struct request_placement *placement = request->placement;
-    bool is_waiting =
-        placement->memory_wait != NULL || placement->landing.allocation != NULL || request_is_importing(request);
+    bool is_waiting = placement->memory_wait != NULL || tl_list_is_linked(&placement->lap_link) ||
+                      placement->landing.allocation != NULL || request_is_importing(request);
     if (placement->memory_wait != NULL) {
         set_given_up_waiting(request);
     } else {
@@ -197,6 +198,15 @@ static void note_cancel(struct request *request)
     request->is_cancelled = true;
 }
 
+static void wait_no_longer(struct request *request)
+{
+    if (request->has_source) {
+        request_return_source(request);
+    } else {
+        request_wait_no_longer(request);
+    }
+}
+
 /* The value needs other memory than the first attempt had exposed. */
 static void prepare_again(struct request *request)
 {
@@ -223,7 +233,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [REQUEST_EVENT_ABANDONED_UNASKED] = {REQUEST_REVOKING, give_up},
         [REQUEST_EVENT_CANCEL] = {REQUEST_PREPARING, cancel_preparing},
         [REQUEST_EVENT_STATUS] = {REQUEST_PREPARING, cancel_preparing}, /* the owner needs no destination */
-        [REQUEST_EVENT_LATE] = {REQUEST_PREPARING, request_return_source},
+        [REQUEST_EVENT_LATE] = {REQUEST_PREPARING, wait_no_longer},
         [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
     },
     [REQUEST_QUEUED] = {

@@ -24,13 +24,13 @@ static struct tl_cq *cq;
 static struct tl_error error;
 static bool wants_checksum = true;
 
-/* In this way the asker has shared memory for a bounce buffer, but none to spare for one, nor for a whole large box. */
+/* In this way the asker has shared memory for neither a large box nor its bounce buffer. */
 #define LITTLE_POOL 3
 
 /* The third way is from the worker itself. */
 static void open_pair(int way)
 {
-    cluster_init(&cluster, 2, way == LITTLE_POOL ? "\"local\": {\"pool\": \"1MiB\", \"max_pool\": \"3MiB\"}" : NULL);
+    cluster_init(&cluster, 2, way == LITTLE_POOL ? "\"local\": {\"pool\": \"1MiB\", \"max_pool\": \"1MiB\"}" : NULL);
     cluster.protocol = protocols[way % 2];
     cluster_open_all(&cluster);
     owner = cluster.workers[0];
@@ -208,12 +208,11 @@ static struct tl_tensor *large_matrix(bool is_counting)
 
 static void expect_path(int way, bool has_destination, bool is_in_box, const struct tl_completion *completion)
 {
-    const enum tl_path path = way == 0             ? TL_PATH_GRPC
-                              : way == 2           ? TL_PATH_SELF
-                              : is_in_box          ? TL_PATH_BOUNCE
-                              : !has_destination   ? (way == LITTLE_POOL ? TL_PATH_GRPC : TL_PATH_ZERO_COPY)
-                              : way == LITTLE_POOL ? TL_PATH_ZERO_COPY
-                                                   : TL_PATH_BOUNCE;
+    const bool is_large = is_in_box || !has_destination; /* for the pool of LITTLE_POOL */
+    const enum tl_path path = way == 0 || (way == LITTLE_POOL && is_large) ? TL_PATH_GRPC
+                              : way == 2                                   ? TL_PATH_SELF
+                              : way == LITTLE_POOL || !has_destination     ? TL_PATH_ZERO_COPY
+                                                                           : TL_PATH_BOUNCE;
     ck_assert_msg(completion->path == path, "%s: %s", tl_path_name(completion->path), completion->path_reason);
     if (path == TL_PATH_BOUNCE && is_in_box) ck_assert_ptr_nonnull(strstr(completion->path_reason, "in one piece"));
 }

@@ -4,6 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/arith.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "dataplane/engine/message.h"
 #include "fakes/engine_case.h"
@@ -159,6 +161,7 @@ START_TEST(copied_while_there_is_space)
     options.provider.needs_no_regions = true;
     options.engine.copy_bytes = LARGE_BYTES + 1;
     options.memory.pool_bytes = options.memory.max_pool_bytes = 4 << 20;
+    options.engine.peer_memory = options.memory;
     open_pair();
     fetch(1, engine_pool_bytes(owner, LARGE_BYTES, 1), true);
     expect_copy("it is small");
@@ -450,6 +453,103 @@ START_TEST(laps_with_a_checksum)
 }
 END_TEST
 
+#define MANY 9
+#define MOST_LAPS 4 /* how many wait for no other */
+
+static struct engine_ask many[MANY];
+static struct tl_tensor *held[2];
+
+/* Asks for many large values, which exist, while the pool has nothing to spare. */
+static void start_many(bool may_grow)
+{
+    char key[16];
+    open_copying(LAP_BYTES);
+    for (unsigned i = 0; i < 2; i++)
+        held[i] = engine_pool_bytes(asker, may_grow ? 3 << 20 : 4 << 20, i);
+    ck_assert_uint_eq(engine_side_memory(asker).pool_bytes, 8 << 20);
+    if (!may_grow) fail_registrations(asker);
+    for (unsigned i = 0; i < MANY; i++) {
+        snprintf(key, sizeof(key), "key %u", i);
+        engine_side_send(owner, key, 1, engine_bytes(LARGE_BYTES, i));
+        many[i].is_unregistered = true;
+        engine_ask_start(asker, &many[i], key, 1);
+    }
+}
+
+static void expect_many(enum tl_path path)
+{
+    for (unsigned i = 0; i < MANY; i++) {
+        ck_assert_uint_eq(many[i].done_count, 1);
+        ck_assert_msg(many[i].result.code == TL_OK, "%s", many[i].result.message);
+        ck_assert_int_eq(many[i].fetch.path, path);
+        ck_assert(engine_is_bytes(many[i].fetch.destination, LARGE_BYTES, i));
+    }
+}
+
+static void end_many(void)
+{
+    for (unsigned i = 0; i < MANY; i++)
+        engine_ask_fini(&many[i]);
+    for (unsigned i = 0; i < 2; i++)
+        tl_tensor_put(held[i]);
+    engine_pair_close(&pair);
+}
+
+/* Large values wait for each other, so that a few bounce buffers are enough for all. */
+START_TEST(laps_take_turns)
+{
+    start_many(true);
+    uint64_t used_bytes = engine_side_memory(asker).pool_used_bytes, most_bytes = 0;
+    fake_fabric_set_manual(pair.fabric, true);
+    do {
+        while (engine_side_round(asker) || engine_side_round(owner))
+            most_bytes = tl_max_u64(most_bytes, engine_side_memory(asker).pool_used_bytes);
+    } while (fake_fabric_step_any(pair.fabric));
+    fake_fabric_set_manual(pair.fabric, false);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(most_bytes - used_bytes, MOST_LAPS * LAP_BYTES);
+    expect_many(TL_PATH_BOUNCE);
+    end_many();
+}
+END_TEST
+
+/* They wait for a while only: then their destinations are exposed themselves. */
+START_TEST(laps_are_not_awaited_for_ever)
+{
+    start_many(false);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < MANY; i++)
+        ck_assert_uint_eq(many[i].done_count, 0);
+    for (unsigned i = 0; i < 11; i++) { /* the connection lives meanwhile */
+        fake_clock_advance(TL_NS_PER_SEC / 10);
+        engine_pair_run(&pair);
+    }
+    expect_many(TL_PATH_ZERO_COPY);
+    end_many();
+}
+END_TEST
+
+/* Those that wait, for memory or for others, are given up, or end with their connection. */
+START_TEST(laps_that_are_given_up)
+{
+    struct tl_error reason;
+    start_many(false);
+    engine_pair_run(&pair);
+    tl_error_set(&reason, TL_UNAVAILABLE, "the connection is closed");
+    if (_i == 0) tl_conn_close(asker->conn, &reason);
+    for (unsigned i = 0; _i == 1 && i < MANY; i++)
+        tl_conn_cancel(asker->conn, &many[(i + 3) % MANY].fetch);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < MANY; i++) {
+        ck_assert_uint_eq(many[i].done_count, 1);
+        ck_assert_int_ne(many[i].result.code, TL_OK);
+    }
+    fake_clock_advance(2 * TL_NS_PER_SEC);
+    engine_pair_run(&pair);
+    end_many();
+}
+END_TEST
+
 static struct tl_tensor *open_sparse(const char *name)
 {
     struct tl_mapped_file *file;
@@ -617,6 +717,9 @@ int main(void)
     tcase_set_timeout(laps_case, 60);
     tcase_add_checked_fixture(laps_case, setup, NULL);
     tcase_add_test(laps_case, laps);
+    tcase_add_test(laps_case, laps_take_turns);
+    tcase_add_test(laps_case, laps_are_not_awaited_for_ever);
+    tcase_add_loop_test(laps_case, laps_that_are_given_up, 0, 2);
     tcase_add_test(laps_case, sizes_of_laps);
     tcase_add_test(laps_case, at_most_a_lap_ahead);
     tcase_add_test(laps_case, a_piece_at_a_time);
