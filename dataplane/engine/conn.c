@@ -394,11 +394,17 @@ static void init_places(struct tl_conn *conn)
 {
     struct conn_requests *requests = &conn->requests;
     struct conn_ending *ending = &conn->ending;
-    struct tl_list *const lists[] = {
-        &conn->engine_link,           &requests->waiting,          &requests->finished,
-        &requests->unrequested,       &requests->completed,        &requests->unplaced,
-        &ending->closure.link,        &ending->goodbye_post.place, &conn->requests.placing.imports,
-        &conn->responses.idle_copies, &requests->awaiting_laps};
+    struct tl_list *const lists[] = {&conn->engine_link,
+                                     &requests->waiting,
+                                     &requests->finished,
+                                     &requests->unrequested,
+                                     &requests->completed,
+                                     &requests->unplaced,
+                                     &ending->closure.link,
+                                     &ending->goodbye_post.place,
+                                     &conn->requests.placing.imports,
+                                     &conn->responses.idle_copies,
+                                     &requests->placing.awaiting_laps};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);
     conn_posts_init(conn);

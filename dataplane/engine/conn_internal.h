@@ -214,6 +214,8 @@ struct conn_placing {
     bool is_early;                 /* the value may never exist: a quarter of the pool stays free for others */
     uint64_t missing_bytes;        /* the size that the pool lacked; 0: it lacked nothing */
     struct tl_list imports;        /* struct conn_import */
+    struct tl_list awaiting_laps;  /* struct request_placement: large values that wait for others to be copied on */
+    uint32_t lap_count;            /* requests that have a bounce buffer for which they have waited */
 };
 
 /* One index of the table of open requests. */
@@ -236,16 +238,14 @@ struct conn_requests {
     uint32_t open_count; /* how many of them have a request */
     uint32_t first_free; /* the index that has been free for longest, and the last one; valid while one is */
     uint32_t last_free;
-    uint32_t capacity;            /* how many requests the peer takes at a time */
-    struct tl_list waiting;       /* struct tl_fetch: they need a handle */
-    struct tl_list finished;      /* struct request: their fetches are to be completed */
-    struct tl_list completed;     /* struct request: their fetches are completed; freed at the end of the pump */
-    struct tl_list unplaced;      /* struct request: finished, but there was no memory for their values */
-    struct tl_list awaiting_laps; /* struct request_placement: they copy when one of those has copied that copy now */
-    uint32_t lap_count;           /* requests that have a bounce buffer in the turn that they have waited for */
-    uint32_t unplaced_count;      /* requests whose values are in our slots, of which none is reported meanwhile */
-    struct tl_list unrequested;   /* struct tl_fetch: refused or cancelled before they had a request, and to be
-                                     completed */
+    uint32_t capacity;          /* how many requests the peer takes at a time */
+    struct tl_list waiting;     /* struct tl_fetch: they need a handle */
+    struct tl_list finished;    /* struct request: their fetches are to be completed */
+    struct tl_list completed;   /* struct request: their fetches are completed; freed at the end of the pump */
+    struct tl_list unplaced;    /* struct request: finished, but there was no memory for their values */
+    uint32_t unplaced_count;    /* requests whose values are in our slots, of which none is reported meanwhile */
+    struct tl_list unrequested; /* struct tl_fetch: refused or cancelled before they had a request, and to be
+                                   completed */
     struct tl_asked_keys keys;
     struct conn_latest latest; /* REQUEST that was posted */
     struct conn_placing placing;

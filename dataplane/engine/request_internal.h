@@ -102,8 +102,8 @@ struct request_placement {
                                         the peer writes the destination itself */
     uint64_t lap_bytes;              /* size of the bounce buffer if the value is larger, and is written into it round
                                         and round; else 0 */
-    struct tl_list lap_link;         /* in requests.awaiting_laps */
-    bool has_lap;                    /* it counts in requests.lap_count */
+    struct tl_list lap_link;         /* in requests.placing.awaiting_laps */
+    bool has_lap;                    /* it counts in requests.placing.lap_count */
     uint64_t reported_bytes;         /* the peer knows that so many bytes were copied on */
     const char *bounce_reason;       /* why there is a bounce buffer; never freed */
     uint64_t asked_bytes;            /* for which reads were posted */

@@ -71,8 +71,8 @@ static void give_lap(struct request_placement *placement)
     tl_list_remove(&placement->lap_link);
     if (!placement->has_lap) return;
     placement->has_lap = false;
-    conn->requests.lap_count--;
-    if (!tl_list_is_empty(&conn->requests.awaiting_laps)) conn_pump_later(conn);
+    conn->requests.placing.lap_count--;
+    if (!tl_list_is_empty(&conn->requests.placing.awaiting_laps)) conn_pump_later(conn);
 }
 
 void request_release_memory(struct request *request)
@@ -234,7 +234,7 @@ static void take_lap(struct request *request)
 {
     struct tl_error error;
     request->placement->has_lap = true;
-    request->conn->requests.lap_count++;
+    request->conn->requests.placing.lap_count++;
     if (try_bounce_buffer(request, NULL, &error)) return;
     give_lap(request->placement);
     expose_itself(request);
@@ -252,10 +252,10 @@ static bool await_lap(struct request *request)
     if (!request->is_asked) {
         request_drop_place(request);
         request_handle(request, REQUEST_EVENT_READY);
-    } else if (conn->requests.lap_count < MAX_LAPS) {
+    } else if (conn->requests.placing.lap_count < MAX_LAPS) {
         take_lap(request);
     } else {
-        tl_list_push_back(&conn->requests.awaiting_laps, &request->placement->lap_link);
+        tl_list_push_back(&conn->requests.placing.awaiting_laps, &request->placement->lap_link);
         request_limit(request, conn_grow_ns(conn));
     }
     return true;
@@ -263,9 +263,9 @@ static bool await_lap(struct request *request)
 
 void requests_give_laps(struct tl_conn *conn)
 {
-    while (conn->requests.lap_count < MAX_LAPS && !tl_list_is_empty(&conn->requests.awaiting_laps)) {
-        struct request_placement *placement =
-            TL_CONTAINER_OF(tl_list_pop_front(&conn->requests.awaiting_laps), struct request_placement, lap_link);
+    while (conn->requests.placing.lap_count < MAX_LAPS && !tl_list_is_empty(&conn->requests.placing.awaiting_laps)) {
+        struct request_placement *placement = TL_CONTAINER_OF(tl_list_pop_front(&conn->requests.placing.awaiting_laps),
+                                                              struct request_placement, lap_link);
         request_end_limit(placement->request);
         take_lap(placement->request);
     }

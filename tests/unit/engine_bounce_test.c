@@ -496,7 +496,7 @@ static void end_many(void)
 }
 
 /* Large values wait for each other, so that a few bounce buffers are enough for all. */
-START_TEST(laps_take_turns)
+START_TEST(laps_one_after_the_other)
 {
     start_many(true);
     uint64_t used_bytes = engine_side_memory(asker).pool_used_bytes, most_bytes = 0;
@@ -717,7 +717,7 @@ int main(void)
     tcase_set_timeout(laps_case, 60);
     tcase_add_checked_fixture(laps_case, setup, NULL);
     tcase_add_test(laps_case, laps);
-    tcase_add_test(laps_case, laps_take_turns);
+    tcase_add_test(laps_case, laps_one_after_the_other);
     tcase_add_test(laps_case, laps_are_not_awaited_for_ever);
     tcase_add_loop_test(laps_case, laps_that_are_given_up, 0, 2);
     tcase_add_test(laps_case, sizes_of_laps);
