@@ -99,6 +99,7 @@ static void keep_member(struct py_result *result, uint64_t item)
     PyObject *of_member = result->value != NULL ? result->value : result->error;
     result->value = result->error = NULL;
     if (of_member != NULL) PyList_SetItem(result->op->results, (Py_ssize_t)item, of_member);
+    if (result->op->open_count > 0) result->op->open_count--;
 }
 
 /* The group's own completion: its value is the list, and its error has the list as `results`. */
@@ -149,14 +150,20 @@ void py_result_free(struct py_result *result)
 
 /* ------------------------------------------------------------------------------------------------------ waiting -- */
 
-/* Takes completions until the result is there. Returns whether it is. */
-static bool wait_for_result(struct py_core *core, struct py_queue *queue, struct py_result *ret_result)
+size_t py_op_awaited_count(const struct py_op *op)
+{
+    return op->open_count + 1;
+}
+
+/* Takes completions until the result of the operation is there. Returns whether it is. */
+static bool wait_for_result(struct py_core *core, struct py_op *op, struct py_result *ret_result)
 {
     struct tl_completion completions[16];
+    struct tl_cq *cq = op->queue->cq;
     for (;;) {
-        size_t count;
+        size_t count, min_count = py_op_awaited_count(op);
         Py_BEGIN_ALLOW_THREADS;
-        count = tl_cq_wait(queue->cq, completions, sizeof(completions) / sizeof(completions[0]), WAIT_NS);
+        count = tl_cq_wait_many(cq, completions, sizeof(completions) / sizeof(completions[0]), min_count, WAIT_NS);
         Py_END_ALLOW_THREADS;
         bool is_there = false;
         for (size_t i = 0; i < count; i++)
@@ -172,7 +179,7 @@ PyObject *py_op_wait(struct py_core *core, struct py_op *op)
     struct py_queue *queue = op->queue;
     struct py_result result;
     PyObject *value = NULL;
-    if (wait_for_result(core, queue, &result)) {
+    if (wait_for_result(core, op, &result)) {
         value = result.value;
         result.value = NULL;
         if (result.error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(result.error), result.error);

@@ -157,9 +157,10 @@ static PyObject *queue_wait(PyObject *self, PyObject *list)
         py_core_check(of->core);
         return NULL;
     }
-    size_t count;
+    const struct py_op *op = of->queue->ops;
+    size_t count, min_count = op != NULL && op->next == NULL ? py_op_awaited_count(op) : 1;
     Py_BEGIN_ALLOW_THREADS;
-    count = tl_cq_wait(of->queue->cq, completions, CAPACITY, WAIT_NS);
+    count = tl_cq_wait_many(of->queue->cq, completions, CAPACITY, min_count, WAIT_NS);
     Py_END_ALLOW_THREADS;
     append_all(self, list, completions, count);
     py_releases_run(of->core->module->releases);

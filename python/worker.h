@@ -42,7 +42,8 @@ struct py_op {
     PyObject *token;            /* what the event loop hands the result to; NULL: a call waits for it */
     PyObject *peer, *key;       /* for errors; NULL: none */
     PyObject *results;          /* a list with a result for each of many; NULL: there is one */
-    struct py_op **handle;      /* where its Operation refers to it; NULL: it has none */
+    size_t open_count;     /* members that must complete before the group ends; 0: it may end earlier, or is none */
+    struct py_op **handle; /* where its Operation refers to it; NULL: it has none */
     tl_op_id id;
 };
 
@@ -84,6 +85,9 @@ void py_op_fail(struct py_core *core, struct py_op *op, struct py_result *ret_re
 
 /* Gives the references of a result back, and the operation if it is over. */
 void py_result_free(struct py_result *result);
+
+/* Returns how many completions a thread waits for at once that waits for the operation alone. */
+size_t py_op_awaited_count(const struct py_op *op);
 
 /* Waits for the operation without Python's lock. Returns its value, NULL with an exception; KeyboardInterrupt and the
  * like give the operation up. The queue goes back. */

@@ -134,6 +134,7 @@ static struct py_op *begin(PyObject *self, struct py_core *core, struct py_queue
         .group_timeout_ns = group_timeout_of(receives->group_timeout_ns),
         .wants_checksum = receives->wants_checksum,
     };
+    if (options.min_count == 0 && options.group_timeout_ns == 0) op->open_count = receives->count;
     if (tl_recv_many(core->worker, peer, receives->items, receives->count, &options, receives->timeout_ns, queue->cq,
                      op, &op->id, &error) == TL_OK)
         return op;

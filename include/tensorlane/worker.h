@@ -224,6 +224,12 @@ TL_API size_t tl_cq_poll(struct tl_cq *cq, struct tl_completion *ret_completions
  * was up. Blocks: yes. */
 TL_API size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, int64_t timeout_ns);
 
+/* The same, but waits until the queue has at least min_count completions, which may be more than capacity. Use it where
+ * nothing can be done before so many are there, such as all members of a group and its end: the thread waits once
+ * instead of once for every few. When the time is up it takes what there is. With 0 it does not wait. */
+TL_API size_t tl_cq_wait_many(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity,
+                              size_t min_count, int64_t timeout_ns);
+
 /* ---------------------------------------------------------------------------------------------------- operations -- */
 
 struct tl_byte_range {

@@ -28,17 +28,19 @@
 /* Pause between two checks whether the readers have left the loop of a worker that closes. */
 #define DETACH_PAUSE_US 100
 
-/* A thread that waits at an attached queue. */
+/* A thread that waits at the queue: it makes a worker's progress, or it sleeps. */
 struct reader {
-    struct tl_list link; /* in cq->readers, until its wait was ended */
-    struct tl_wait wait;
+    struct tl_list link;  /* in cq->readers, until it was woken */
+    size_t min_count;     /* it is woken when the queue has so many items */
+    struct tl_wait *wait; /* ends its progress; NULL: it sleeps */
+    pthread_cond_t cond;  /* on which it sleeps; without it while it makes progress */
 };
 
 struct tl_cq {
     pthread_mutex_t mutex;
-    pthread_cond_t cond; /* the readers of a queue that is not attached */
     struct tl_list items;
-    struct tl_list readers;
+    size_t item_count;
+    struct tl_list readers; /* struct reader, in the order in which they came */
     int fd;
     bool is_fd_used;
     bool is_waited;   /* the program's latest look at the queue waited, */
@@ -61,11 +63,6 @@ enum tl_status tl_cq_create(struct tl_cq **ret_cq, struct tl_error *ret_error)
         return tl_error_set_errno(ret_error, errno, "cannot make the descriptor of a completion queue");
     }
     pthread_mutex_init(&cq->mutex, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&cq->cond, &attributes);
-    pthread_condattr_destroy(&attributes);
     tl_list_init(&cq->items);
     tl_list_init(&cq->readers);
     tl_list_init(&cq->progress_link);
@@ -73,18 +70,25 @@ enum tl_status tl_cq_create(struct tl_cq **ret_cq, struct tl_error *ret_error)
     return TL_OK;
 }
 
-/* Wakes one reader, or all. Under the mutex. */
-static void wake_readers(struct tl_cq *cq, bool is_one)
+/* Under the mutex. */
+static void wake(struct reader *reader)
 {
-    struct tl_list *link;
-    while ((link = tl_list_pop_front(&cq->readers)) != NULL) {
-        tl_wait_done(&TL_CONTAINER_OF(link, struct reader, link)->wait);
+    tl_list_remove(&reader->link);
+    if (reader->wait != NULL)
+        tl_wait_done(reader->wait);
+    else
+        pthread_cond_signal(&reader->cond);
+}
+
+/* Wakes one of the readers for which there are enough items now, or all of them. Under the mutex. */
+static void wake_for_items(struct tl_cq *cq, bool is_one)
+{
+    TL_LIST_FOREACH_SAFE(&cq->readers, link)
+    {
+        struct reader *reader = TL_CONTAINER_OF(link, struct reader, link);
+        if (reader->min_count > cq->item_count) continue;
+        wake(reader);
         if (is_one) return;
-    }
-    if (is_one) {
-        pthread_cond_signal(&cq->cond);
-    } else {
-        pthread_cond_broadcast(&cq->cond);
     }
 }
 
@@ -95,9 +99,10 @@ static void set_progress(struct tl_cq *cq, struct tl_progress_engine *progress)
     struct tl_progress_engine *former = cq->progress;
     bool is_awaited = !tl_list_is_empty(&cq->readers);
     cq->progress = progress;
-    wake_readers(cq, false);
+    while (!tl_list_is_empty(&cq->readers))
+        wake(TL_CONTAINER_OF(cq->readers.next, struct reader, link));
     /* A reader may sleep in the loop. */
-    if (is_awaited) tl_loop_wake(former->loop);
+    if (is_awaited && former != NULL) tl_loop_wake(former->loop);
     pthread_mutex_unlock(&cq->mutex);
     tl_list_remove(&cq->progress_link);
     if (progress != NULL) tl_list_push_back(&progress->queues, &cq->progress_link);
@@ -115,7 +120,6 @@ void tl_cq_destroy(struct tl_cq *cq)
     set_progress(cq, NULL);
     pthread_mutex_unlock(&attach_mutex);
     close(cq->fd);
-    pthread_cond_destroy(&cq->cond);
     pthread_mutex_destroy(&cq->mutex);
     free(cq);
 }
@@ -207,12 +211,15 @@ int tl_cq_fd(const struct tl_cq *const_cq)
 void tl_cq_push_all(struct tl_cq *cq, struct tl_list *items, const struct tl_progress_engine *progress)
 {
     if (tl_list_is_empty(items)) return;
-    bool is_one = items->next == items->prev;
+    size_t count = 0;
+    TL_LIST_FOREACH(items, link)
+    count++;
     pthread_mutex_lock(&cq->mutex);
     bool was_empty = tl_list_is_empty(&cq->items);
     tl_list_splice_back(&cq->items, items);
+    cq->item_count += count;
     if (was_empty && cq->is_fd_used) fd_signal(cq->fd);
-    wake_readers(cq, is_one);
+    wake_for_items(cq, count == 1);
     /* A reader may sleep in the loop of another worker. */
     if (cq->progress != NULL && cq->progress != progress) tl_loop_wake(cq->progress->loop);
     pthread_mutex_unlock(&cq->mutex);
@@ -231,6 +238,7 @@ static void take_items(struct tl_cq *cq, struct tl_list *ret_items, size_t capac
 {
     for (size_t i = 0; i < capacity && !tl_list_is_empty(&cq->items); i++) {
         tl_list_push_back(ret_items, tl_list_pop_front(&cq->items));
+        cq->item_count--;
     }
     if (cq->is_fd_used && tl_list_is_empty(&cq->items)) {
         uint64_t count;
@@ -261,33 +269,55 @@ size_t tl_cq_poll(struct tl_cq *cq, struct tl_completion *ret_completions, size_
     return fill(&items, ret_completions);
 }
 
-/* Sleeps. Returns false when the deadline came first. Under the mutex, which is free meanwhile. */
-static bool sleep_until(struct tl_cq *cq, int64_t deadline_ns)
+/* Sleeps until it is woken. Returns false when the deadline came first. Under the mutex, which is free meanwhile. */
+static bool sleep_until(struct tl_cq *cq, struct reader *reader, int64_t deadline_ns)
 {
-    if (deadline_ns == TL_TIME_NEVER) return pthread_cond_wait(&cq->cond, &cq->mutex) == 0;
-    struct timespec until = {.tv_sec = deadline_ns / TL_NS_PER_SEC, .tv_nsec = deadline_ns % TL_NS_PER_SEC};
-    return pthread_cond_timedwait(&cq->cond, &cq->mutex, &until) == 0;
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&reader->cond, &attributes);
+    pthread_condattr_destroy(&attributes);
+    int result;
+    if (deadline_ns == TL_TIME_NEVER) {
+        result = pthread_cond_wait(&reader->cond, &cq->mutex);
+    } else {
+        struct timespec until = {.tv_sec = deadline_ns / TL_NS_PER_SEC, .tv_nsec = deadline_ns % TL_NS_PER_SEC};
+        result = pthread_cond_timedwait(&reader->cond, &cq->mutex, &until);
+    }
+    pthread_cond_destroy(&reader->cond);
+    return result == 0;
 }
 
 /* The same while the worker's progress is made, by this thread or by another one. */
-static bool progress_until(struct tl_cq *cq, int64_t deadline_ns)
+static bool progress_until(struct tl_cq *cq, struct reader *reader, int64_t deadline_ns)
 {
     struct tl_progress_engine *progress = cq->progress;
-    struct reader reader;
-    tl_wait_init(&reader.wait, progress);
-    tl_list_init(&reader.link);
-    tl_list_push_back(&cq->readers, &reader.link);
+    struct tl_wait wait;
+    tl_wait_init(&wait, progress);
+    reader->wait = &wait;
     __atomic_fetch_add(&progress->reader_count, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&cq->mutex);
-    bool is_in_time = tl_wait_for(&reader.wait, deadline_ns);
+    bool is_in_time = tl_wait_for(&wait, deadline_ns);
     pthread_mutex_lock(&cq->mutex);
-    tl_list_remove(&reader.link);
-    tl_wait_fini(&reader.wait);
+    tl_list_remove(&reader->link);
+    tl_wait_fini(&wait);
     __atomic_fetch_sub(&progress->reader_count, 1, __ATOMIC_RELEASE); /* the worker may be gone from here on */
     return is_in_time;
 }
 
-size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, int64_t timeout_ns)
+/* Waits until the reader was woken. Returns false when the deadline came first. Under the mutex. */
+static bool wait_until(struct tl_cq *cq, size_t min_count, int64_t deadline_ns)
+{
+    struct reader reader = {.min_count = min_count};
+    tl_list_push_back(&cq->readers, &reader.link);
+    bool is_in_time =
+        cq->progress != NULL ? progress_until(cq, &reader, deadline_ns) : sleep_until(cq, &reader, deadline_ns);
+    tl_list_remove(&reader.link);
+    return is_in_time;
+}
+
+size_t tl_cq_wait_many(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, size_t min_count,
+                       int64_t timeout_ns)
 {
     int64_t deadline_ns = tl_clock_deadline_ns(timeout_ns);
     bool is_in_time = capacity > 0;
@@ -296,9 +326,17 @@ size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_
     pthread_mutex_lock(&cq->mutex);
     cq->is_waited = timeout_ns > 0;
     cq->waiter = pthread_self();
-    while (tl_list_is_empty(&cq->items) && is_in_time)
-        is_in_time = cq->progress != NULL ? progress_until(cq, deadline_ns) : sleep_until(cq, deadline_ns);
+    while (cq->item_count < min_count && is_in_time) {
+        wake_for_items(cq, true); /* this reader may have been woken in place of one that needs less */
+        is_in_time = wait_until(cq, min_count, deadline_ns);
+    }
     take_items(cq, &items, capacity);
+    if (cq->item_count > 0) wake_for_items(cq, true);
     pthread_mutex_unlock(&cq->mutex);
     return fill(&items, ret_completions);
+}
+
+size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, int64_t timeout_ns)
+{
+    return tl_cq_wait_many(cq, ret_completions, capacity, 1, timeout_ns);
 }

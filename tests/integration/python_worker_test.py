@@ -117,6 +117,22 @@ class Calls(WorkersCase):
         self.assertEqual((into[0][0], numpy.asarray(rows[1])[0]), (4, 5))
         self.assertEqual(self.asker.recv_many_wait(self.peer, []), [])
 
+    def test_recv_many_of_hundreds(self):
+        """They come with one wait, also beside one that fails; a group may be over before its members are."""
+        keys = [f"row/{i}" for i in range(600)]
+        for i, key in enumerate(keys):
+            self.owner.publish(key, numpy.full(3, i))
+        rows = self.asker.recv_many_wait(self.peer, keys)
+        self.assertEqual([numpy.asarray(row)[0] for row in rows], list(range(600)))
+        with self.assertRaises(tensorlane.DeadlineExceeded) as caught:
+            self.asker.recv_many_wait(self.peer, [*keys, "absent"], timeout=0.3)
+        *rows, absent = caught.exception.results
+        self.assertEqual([numpy.asarray(row)[0] for row in rows], list(range(600)))
+        self.assertIsInstance(absent, tensorlane.DeadlineExceeded)
+        *rows, absent = self.asker.recv_many_wait(self.peer, [*keys, "absent"], timeout=600, min_count=600)
+        self.assertEqual([numpy.asarray(row)[0] for row in rows], list(range(600)))
+        self.assertIsInstance(absent, tensorlane.Cancelled)
+
     def test_recv_many_that_fails_in_part(self):
         self.owner.publish("there", b"1")
         with self.assertRaises(tensorlane.DeadlineExceeded) as caught:

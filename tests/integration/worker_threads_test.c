@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "fakes/cluster.h"
 #include "fakes/run_suite.h"
 #include "server/worker_internal.h"
@@ -125,6 +126,61 @@ START_TEST(one_queue_serves_several_workers)
     for (unsigned i = 0; i < 100; i++)
         cluster_expect(cq, TL_OK);
     tl_tensor_put(tensor);
+}
+END_TEST
+
+/* Returns how many completions a wait for so many takes; they are tensors that were received. */
+static size_t take_many(size_t capacity, size_t min_count, int64_t timeout_ns)
+{
+    struct tl_completion completions[64];
+    ck_assert_uint_le(capacity, TL_ARRAY_COUNT(completions));
+    size_t count = tl_cq_wait_many(cq, completions, capacity, min_count, timeout_ns);
+    for (size_t i = 0; i < count; i++) {
+        ck_assert_int_eq(completions[i].status.code, TL_OK);
+        tl_tensor_put(completions[i].tensor);
+    }
+    return count;
+}
+
+START_TEST(many_are_awaited_at_once)
+{
+    publish("p", 100, 1);
+    for (unsigned repetition = 0; repetition < 20; repetition++) {
+        for (unsigned i = 0; i < 20; i++)
+            cluster_recv(cluster.workers[1], 0, "p", 0, cq);
+        ck_assert_uint_eq(take_many(8, 20, CLUSTER_LONG), 8);
+        ck_assert_uint_eq(take_many(8, 12, 0), 8); /* these are there */
+        ck_assert_uint_eq(take_many(8, 4, 0), 4);
+    }
+}
+END_TEST
+
+START_TEST(wait_for_many_ends_with_its_time)
+{
+    publish("p", 100, 1);
+    cluster_recv(cluster.workers[1], 0, "p", 0, cq);
+    cluster_recv(cluster.workers[1], 0, "q", 0, cq);
+    int64_t begin_ns = tl_clock_now_ns();
+    size_t count = take_many(8, 2, CLUSTER_SECOND / 10);
+    ck_assert(tl_clock_now_ns() - begin_ns >= CLUSTER_SECOND / 10);
+    ck_assert_uint_le(count, 1);
+    publish("q", 100, 2);
+    ck_assert_uint_eq(take_many(8, 2 - count, CLUSTER_LONG), 2 - count);
+    ck_assert(cluster_is_quiet(cq));
+}
+END_TEST
+
+START_TEST(many_of_several_workers_are_awaited)
+{
+    publish("p", 100, 1);
+    struct tl_tensor *tensor = cluster_tensor(100, 1);
+    cluster_publish(cluster.workers[1], "p", 0, tensor);
+    tl_tensor_put(tensor);
+    for (unsigned repetition = 0; repetition < 20; repetition++) {
+        for (unsigned i = 0; i < 50; i++)
+            cluster_recv(cluster.workers[i % 2], 1 - i % 2, "p", 0, cq);
+        ck_assert_uint_eq(take_many(50, 50, CLUSTER_LONG), 50);
+    }
 }
 END_TEST
 
@@ -368,6 +424,36 @@ START_TEST(many_threads_read_one_queue)
 }
 END_TEST
 
+#define AT_ONCE 5
+
+/* The same, but each thread waits for as many as it has asked for. */
+static void *share_queue_for_many(void *context)
+{
+    struct task *task = context;
+    for (unsigned i = 0; i < EXCHANGES; i++) {
+        struct tl_completion completions[AT_ONCE];
+        for (unsigned k = 0; k < AT_ONCE; k++)
+            cluster_recv(cluster.workers[1], 0, "p", 0, cq);
+        if (tl_cq_wait_many(cq, completions, AT_ONCE, AT_ONCE, CLUSTER_LONG) != AT_ONCE) break;
+        for (unsigned k = 0; k < AT_ONCE; k++) {
+            task->done += completions[k].status.code == TL_OK;
+            tl_tensor_put(completions[k].tensor);
+        }
+    }
+    return NULL;
+}
+
+START_TEST(many_threads_wait_for_many)
+{
+    struct task tasks[THREADS];
+    publish("p", 5000, 1);
+    run_threads(share_queue_for_many, tasks);
+    for (unsigned i = 0; i < THREADS; i++)
+        ck_assert_uint_eq(tasks[i].done, EXCHANGES * AT_ONCE);
+    ck_assert(cluster_is_quiet(cq));
+}
+END_TEST
+
 /* Every kind of call at once. */
 static void *mixture(void *context)
 {
@@ -422,6 +508,7 @@ static TCase *threads_case(const char *name, void (*with)(void))
     tcase_add_checked_fixture(threads, with, teardown);
     tcase_add_test(threads, many_threads_exchange);
     tcase_add_test(threads, many_threads_read_one_queue);
+    tcase_add_test(threads, many_threads_wait_for_many);
     tcase_add_test(threads, many_threads_call_everything);
     return threads;
 }
@@ -435,12 +522,17 @@ int main(void)
     tcase_add_test(queues, descriptor_may_be_asked_for_late);
     tcase_add_test(queues, queue_is_read_in_batches);
     tcase_add_test(queues, one_queue_serves_several_workers);
+    tcase_add_test(queues, many_are_awaited_at_once);
+    tcase_add_test(queues, wait_for_many_ends_with_its_time);
+    tcase_add_test(queues, many_of_several_workers_are_awaited);
     tcase_add_test(queues, readers_take_over_the_loop);
     tcase_add_test(queues, worker_closes_beside_its_reader);
     suite_add_tcase(suite, queues);
     TCase *caller = tcase_create("caller");
     tcase_add_checked_fixture(caller, setup_caller, teardown);
     tcase_add_test(caller, caller_drives_by_waiting);
+    tcase_add_test(caller, many_are_awaited_at_once);
+    tcase_add_test(caller, wait_for_many_ends_with_its_time);
     tcase_add_test(caller, progress_is_for_workers_without_thread);
     tcase_add_test(caller, deadlines_hold_without_a_thread);
     tcase_add_test(caller, queue_drives_one_worker_only);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Which readers of a completion queue make a worker's progress, and which of them a push wakes. */
 #include <check.h>
+#include <sched.h>
 
 #include "fakes/run_suite.h"
 #include "server/progress/completion_queue.c"
@@ -97,6 +98,13 @@ static void attach(struct tl_progress_engine *engine)
     ck_assert_int_eq(tl_cq_attach(cq, engine, &error), TL_OK);
 }
 
+/* Returns how many completions one wait for so many brings, of which it takes as many as there are. */
+static size_t wait_for_many(size_t min_count)
+{
+    struct tl_completion completions[4];
+    return tl_cq_wait_many(cq, completions, TL_ARRAY_COUNT(completions), min_count, 1);
+}
+
 /* Returns how many completions one wait brings. */
 static size_t wait_briefly(void)
 {
@@ -181,6 +189,148 @@ START_TEST(many_items_wake_all_readers)
     in_wait = read_and_push_two;
     ck_assert_uint_eq(wait_briefly(), 0);
     ck_assert(done_waits[0] && done_waits[1]);
+}
+END_TEST
+
+/* Pushes one after the other, and then nothing. */
+static void push_three(void)
+{
+    for (size_t i = 0; i < 3; i++) {
+        ck_assert(!tl_list_is_empty(&cq->readers));
+        tl_cq_push(cq, &items[i], &threaded);
+    }
+}
+
+START_TEST(wait_for_many_ends_with_the_last_of_them)
+{
+    attach(&threaded);
+    in_wait = push_three;
+    ck_assert_uint_eq(wait_for_many(3), 3);
+    ck_assert_uint_eq(wait_count, 1);
+    ck_assert(done_waits[0]);
+    /* More than it takes. */
+    struct tl_completion completion;
+    in_wait = push_three;
+    ck_assert_uint_eq(tl_cq_wait_many(cq, &completion, 1, 3, TL_TIMEOUT_NONE), 1);
+    ck_assert_ptr_eq(completion.user_data, &items[0]);
+    ck_assert_uint_eq(wait_for_many(2), 2);
+    ck_assert_uint_eq(wait_count, 2);
+    /* None. */
+    ck_assert_uint_eq(wait_for_many(0), 0);
+    ck_assert_uint_eq(wait_count, 2);
+}
+END_TEST
+
+START_TEST(wait_for_many_takes_what_is_there_when_time_is_up)
+{
+    attach(&threaded);
+    in_wait = push_three;
+    ck_assert_uint_eq(wait_for_many(4), 3);
+    ck_assert(!done_waits[0]);
+    ck_assert_uint_eq(wait_for_many(4), 0);
+    ck_assert(tl_list_is_empty(&cq->readers));
+}
+END_TEST
+
+static void read_and_push_three(void)
+{
+    in_wait = push_three;
+    ck_assert_uint_eq(wait_for_many(2), 3);
+}
+
+/* The first reader needs more than there is, so that the second one is woken. */
+START_TEST(push_wakes_a_reader_for_which_there_is_enough)
+{
+    attach(&threaded);
+    in_wait = read_and_push_three;
+    ck_assert_uint_eq(wait_for_many(4), 0);
+    ck_assert(done_waits[1]);
+    ck_assert(!done_waits[0]);
+}
+END_TEST
+
+/* A reader that has not run yet since it was woken. */
+struct slow_reader {
+    struct reader reader;
+    struct tl_wait wait;
+};
+
+static void add_slow_reader(struct slow_reader *slow, size_t min_count)
+{
+    *slow = (struct slow_reader){.reader = {.min_count = min_count, .wait = &slow->wait}};
+    tl_list_push_back(&cq->readers, &slow->reader.link);
+}
+
+/* Two readers are woken for two items and for three, and one sleeps that needs two. The first one takes one item, so
+ * that there are too few for the second one, and enough for the third. */
+START_TEST(woken_reader_hands_on_what_it_does_not_take)
+{
+    struct slow_reader first, second, third;
+    struct tl_completion completion;
+    for (unsigned is_taken_by_poll = 0; is_taken_by_poll < 2; is_taken_by_poll++) {
+        add_slow_reader(&first, 2);
+        add_slow_reader(&second, 3);
+        add_slow_reader(&third, 2);
+        push_three();
+        ck_assert(first.wait.is_done && second.wait.is_done && !third.wait.is_done);
+        if (is_taken_by_poll) {
+            ck_assert_uint_eq(tl_cq_poll(cq, &completion, 1), 1);
+            ck_assert_uint_eq(wait_for_many(3), 2); /* the second one, which tries again */
+        } else {
+            ck_assert_uint_eq(tl_cq_wait_many(cq, &completion, 1, 2, TL_TIMEOUT_NONE), 1);
+        }
+        ck_assert(third.wait.is_done);
+        while (tl_cq_poll(cq, &completion, 1) == 1)
+            continue;
+    }
+}
+END_TEST
+
+static void *read_one_asleep(void *got)
+{
+    struct tl_completion completion;
+    *(size_t *)got = tl_cq_wait_many(cq, &completion, 1, 1, TL_TIMEOUT_NONE);
+    return NULL;
+}
+
+static void wait_for_readers(size_t count)
+{
+    size_t found;
+    do {
+        found = 0;
+        pthread_mutex_lock(&cq->mutex);
+        TL_LIST_FOREACH(&cq->readers, link)
+        found++;
+        pthread_mutex_unlock(&cq->mutex);
+        sched_yield();
+    } while (found != count);
+}
+
+static void *read_three_asleep(void *got)
+{
+    struct tl_completion completions[3];
+    *(size_t *)got = tl_cq_wait_many(cq, completions, 3, 3, TL_TIMEOUT_NONE);
+    return NULL;
+}
+
+/* At a queue of no worker readers sleep. One that needs more is not woken in place of one that needs less. */
+START_TEST(readers_that_sleep_are_woken_for_enough)
+{
+    pthread_t three, one;
+    size_t got_three = 0, got_one = 0;
+    ck_assert_int_eq(pthread_create(&three, NULL, read_three_asleep, &got_three), 0);
+    wait_for_readers(1);
+    ck_assert_int_eq(pthread_create(&one, NULL, read_one_asleep, &got_one), 0);
+    wait_for_readers(2);
+    tl_cq_push(cq, &items[0], &threaded);
+    ck_assert_int_eq(pthread_join(one, NULL), 0);
+    ck_assert_uint_eq(got_one, 1);
+    for (size_t i = 0; i < 3; i++) {
+        wait_for_readers(1);
+        tl_cq_push(cq, &items[1 + i], &threaded);
+    }
+    ck_assert_int_eq(pthread_join(three, NULL), 0);
+    ck_assert_uint_eq(got_three, 3);
 }
 END_TEST
 
@@ -294,6 +444,11 @@ int main(void)
     add(suite, "time", time_is_up);
     add(suite, "one", push_wakes_one_reader);
     add(suite, "many", many_items_wake_all_readers);
+    add(suite, "wait_many", wait_for_many_ends_with_the_last_of_them);
+    add(suite, "wait_many_time", wait_for_many_takes_what_is_there_when_time_is_up);
+    add(suite, "wait_many_two", push_wakes_a_reader_for_which_there_is_enough);
+    add(suite, "hand_on", woken_reader_hands_on_what_it_does_not_take);
+    add(suite, "sleep", readers_that_sleep_are_woken_for_enough);
     add(suite, "shared", shared_queue_makes_no_progress);
     add(suite, "driven", worker_without_thread_keeps_its_readers);
     add(suite, "waited", work_is_left_to_a_wait_that_follows);
