@@ -23,6 +23,10 @@
 
 /* So many requests must have begun before reactors are asked for: each time costs two switches of threads. */
 #define REQUESTS_TO_BORROW 16
+/* With more requests than these under way a reactor's own thread works beside the one that makes them, */
+#define FEW_REQUESTS 8
+/* but not on so few processors, of which a peer within the host has one. */
+#define FEW_PROCESSORS 2
 /* How often a borrower tries to rest a reactor before it goes away. */
 #define REST_TRIES 4
 
@@ -80,11 +84,23 @@ static void release(struct tl_poller *poller)
     if (poller->stop_fd >= 0) close(poller->stop_fd);
 }
 
+/* With more requests under way reactors are not borrowed. */
+static int64_t most_to_borrow(void)
+{
+    cpu_set_t processors;
+    bool is_known = sched_getaffinity(0, sizeof(processors), &processors) == 0;
+    return is_known && CPU_COUNT(&processors) <= FEW_PROCESSORS ? INT64_MAX : FEW_REQUESTS;
+}
+
 enum tl_status tl_poller_init(struct tl_poller *poller, struct tl_loop *loop, const struct tl_executor *loop_executor,
                               const struct tl_polled_reactor *reactors, size_t count,
                               const struct tl_poller_heartbeat *beat, struct tl_error *ret_error)
 {
-    *poller = (struct tl_poller){.loop = loop, .loop_executor = loop_executor, .epoll_fd = -1, .stop_fd = -1};
+    *poller = (struct tl_poller){.loop = loop,
+                                 .loop_executor = loop_executor,
+                                 .most_to_borrow = most_to_borrow(),
+                                 .epoll_fd = -1,
+                                 .stop_fd = -1};
     if (count == 0) return TL_OK;
     poller->reactors = malloc(count * sizeof(*reactors));
     if (poller->reactors == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for reactors");
@@ -287,7 +303,7 @@ static bool take(struct tl_poller *poller, struct tl_polled_reactor *polled)
 
 void tl_poller_borrow(struct tl_poller *poller)
 {
-    if (poller->busy_count > TL_POLLER_FEW_REQUESTS) {
+    if (poller->busy_count > poller->most_to_borrow) {
         tl_poller_give_back(poller);
         return;
     }

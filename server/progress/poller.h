@@ -14,7 +14,8 @@
  * A reactor that was lent rests while the owner of the loop sleeps, and then goes back to its thread when there is
  * something to do. So there is no helper thread for it. It is borrowed when requests have travelled, few at a time, for
  * a while: a borrower whose peers are the ones that ask would only sleep, where a thread that spins answers sooner, and
- * with many requests under way a thread works beside the one that makes them.
+ * with many requests under way a thread works beside the one that makes them, if the process may use more than two
+ * processors.
  */
 #ifndef SERVER_PROGRESS_POLLER_H
 #define SERVER_PROGRESS_POLLER_H
@@ -53,6 +54,7 @@ struct tl_poller {
     size_t here_count; /* reactors that belong to the owner of the loop */
     int64_t spin_ns;
     int64_t busy_count;      /* requests that travel on the transports */
+    int64_t most_to_borrow;  /* with more of them under way reactors are not borrowed */
     unsigned begun_count;    /* requests that were begun, few at a time, since reactors were asked for */
     unsigned rounds_to_grpc; /* until gRPC is looked at again */
     bool has_helper;         /* there are reactors without threads */
@@ -76,14 +78,11 @@ static inline void tl_poller_want_grpc(struct tl_poller *poller)
     poller->rounds_to_grpc = 0;
 }
 
-/* With more requests than these under way reactors are not borrowed. */
-#define TL_POLLER_FEW_REQUESTS 8
-
 /* Counts requests that begin (1) or end (-1) to travel on the transports. Thread: as tl_poller_run. */
 static inline void tl_poller_busy(struct tl_poller *poller, int change)
 {
     poller->busy_count += change;
-    if (change > 0) poller->begun_count = poller->busy_count > TL_POLLER_FEW_REQUESTS ? 0 : poller->begun_count + 1;
+    if (change > 0) poller->begun_count = poller->busy_count > poller->most_to_borrow ? 0 : poller->begun_count + 1;
 }
 
 /* Takes the reactors that rest, and asks for others, when that is worth it, or gives them back when it no longer is.

@@ -202,17 +202,41 @@ END_TEST
 START_TEST(many_requests_leave_it_to_the_thread)
 {
     borrow();
-    for (unsigned i = 0; i <= TL_POLLER_FEW_REQUESTS; i++)
+    poller.most_to_borrow = 8;
+    for (unsigned i = 0; i < 9; i++)
         tl_poller_busy(&poller, 1);
     tl_poller_borrow(&poller);
     ck_assert(!tl_poller_has_borrowed(&poller));
     happen();
     wait_until_handled(1);
     ck_assert_uint_eq(source.handled_here, 0);
-    tl_poller_busy(&poller, -TL_POLLER_FEW_REQUESTS - 1);
+    tl_poller_busy(&poller, -9);
     tl_poller_borrow(&poller);
     ck_assert(!atomic_load(&thread.is_asked_for));
     ck_assert_uint_eq(thread.lent_count, 1);
+}
+END_TEST
+
+/* On two processors there is none for a thread beside the borrower and the peer. */
+START_TEST(few_processors_leave_many_requests_to_the_borrower)
+{
+    cpu_set_t all, one;
+    struct tl_poller other;
+    ck_assert_int_eq(sched_getaffinity(0, sizeof(all), &all), 0);
+    CPU_ZERO(&one);
+    CPU_SET((size_t)sched_getcpu(), &one);
+    ck_assert_int_eq(sched_setaffinity(0, sizeof(one), &one), 0);
+    ck_assert_int_eq(tl_poller_init(&other, loop, &of_loop, NULL, 0, NULL, NULL), TL_OK);
+    ck_assert_int_eq(sched_setaffinity(0, sizeof(all), &all), 0);
+    ck_assert_int_eq(other.most_to_borrow, INT64_MAX);
+    tl_poller_fini(&other);
+    poller.most_to_borrow = INT64_MAX;
+    borrow();
+    for (unsigned i = 0; i < MANY; i++)
+        tl_poller_busy(&poller, 1);
+    tl_poller_borrow(&poller);
+    ck_assert(tl_poller_has_borrowed(&poller));
+    tl_poller_busy(&poller, -MANY);
 }
 END_TEST
 
@@ -360,6 +384,7 @@ int main(void)
     add(suite, "looks", a_borrower_makes_no_system_call);
     add(suite, "asks", only_who_has_requests_asks);
     add(suite, "many", many_requests_leave_it_to_the_thread);
+    add(suite, "few_processors", few_processors_leave_many_requests_to_the_borrower);
     add(suite, "takes", the_thread_takes_what_rests);
     add(suite, "few", few_events_leave_it_resting);
     add(suite, "busy", a_busy_reactor_rests);
