@@ -99,8 +99,6 @@ tl_op_id groups_receive(struct tl_worker *worker, tl_peer_id peer, enum groups_h
  * `user_data`. */
 void groups_send(struct tl_worker *worker, enum groups_how how, const struct groups_item *items, size_t count,
                  struct tl_cq *cq, void *user_data);
-/* Takes up to capacity completions and waits until so many are there, or one where the library cannot wait for more. */
-size_t groups_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, size_t min_count);
 /* Returns whether the completion is that of a group. */
 bool groups_is_end(const struct tl_completion *completion);
 

@@ -51,18 +51,7 @@ bool groups_is_end(const struct tl_completion *completion)
 {
     return completion->kind == TL_OP_RECV_MANY || completion->kind == TL_OP_SEND_MANY;
 }
-
-size_t groups_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, size_t min_count)
-{
-    return tl_cq_wait_many(cq, ret_completions, capacity, min_count, TL_TIMEOUT_NONE);
-}
 #else
-size_t groups_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, size_t min_count)
-{
-    (void)min_count;
-    return tl_cq_wait(cq, ret_completions, capacity, TL_TIMEOUT_NONE);
-}
-
 static tl_op_id receive_many(struct tl_worker *worker, tl_peer_id peer, const struct groups_item *items, size_t count,
                              struct tl_cq *cq, void *user_data)
 {

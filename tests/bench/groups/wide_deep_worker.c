@@ -46,10 +46,10 @@ static void take(struct trainer *trainer, const struct tl_completion *completion
     trainer->grpc_count += completion->path == TL_PATH_GRPC;
 }
 
-static void take_some(struct trainer *trainer, size_t min_count)
+static void take_some(struct trainer *trainer)
 {
     struct tl_completion completions[GROUPS_COMPLETION_COUNT];
-    size_t count = groups_wait(trainer->cq, completions, GROUPS_COMPLETION_COUNT, min_count);
+    size_t count = tl_cq_wait(trainer->cq, completions, GROUPS_COMPLETION_COUNT, TL_TIMEOUT_NONE);
     for (size_t i = 0; i < count; i++)
         take(trainer, &completions[i]);
 }
@@ -79,10 +79,10 @@ static void *train(void *context)
         receive(trainer);
         send(trainer, 0, WIDE_DEEP_COLUMN_COUNT);
         while (trainer->missing_count > 0)
-            take_some(trainer, trainer->missing_count);
+            take_some(trainer);
         send(trainer, WIDE_DEEP_COLUMN_COUNT, WIDE_DEEP_GRADIENT_COUNT);
         while (trainer->open_count > 0)
-            take_some(trainer, trainer->open_count);
+            take_some(trainer);
     }
     return NULL;
 }
