@@ -20,6 +20,7 @@
 #define request_queue_read fake_queue_read
 #define request_tell_given_up fake_tell_given_up
 #define request_return_source fake_return_source
+#define request_wait_no_longer fake_wait_no_longer
 #define conn_cancel_memory_wait fake_cancel_memory_wait
 #define conn_watch fake_watch
 #define conn_protocol_error fake_protocol_error
@@ -76,6 +77,12 @@ void fake_return_source(struct request *request_)
 {
     (void)request_;
     note("return_source");
+}
+
+void fake_wait_no_longer(struct request *request_)
+{
+    (void)request_;
+    note("wait_no_longer");
 }
 
 void fake_start_revoke(struct request *request_)
@@ -178,6 +185,7 @@ static void begin_in(enum request_state state)
     placement = (struct request_placement){.request = &request};
     request = (struct request){.conn = &conn, .fetch = &fetch, .placement = &placement, .state = state};
     tl_list_init(&request.pending.place);
+    tl_list_init(&placement.lap_link);
     trace[0] = '\0';
     is_wait_on_its_way = false;
 }
@@ -241,7 +249,7 @@ static const struct edge edges[] = {
     {REQUEST_CANCELLING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, ""},
     {REQUEST_CANCELLING, REQUEST_EVENT_CANCELLED, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_CANCELLING, REQUEST_EVENT_LATE, REQUEST_CANCELLING, "look "},
-    {REQUEST_PREPARING, REQUEST_EVENT_LATE, REQUEST_PREPARING, "return_source "},
+    {REQUEST_PREPARING, REQUEST_EVENT_LATE, REQUEST_PREPARING, "wait_no_longer "},
     {REQUEST_CANCELLING, REQUEST_EVENT_REVOKED, REQUEST_CANCELLING, ""},
     {REQUEST_CANCELLING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
     {REQUEST_REVOKING, REQUEST_EVENT_CANCEL, REQUEST_REVOKING, ""},
@@ -479,6 +487,34 @@ START_TEST(cancelled_while_a_device_allocates)
 }
 END_TEST
 
+/* A large value waits until others have been copied on. */
+START_TEST(cancelled_while_it_waits_for_others)
+{
+    struct tl_list awaiting_laps;
+    begin_in(REQUEST_PREPARING);
+    tl_list_init(&awaiting_laps);
+    tl_list_push_back(&awaiting_laps, &placement.lap_link);
+    request.is_asked = true;
+    request_handle(&request, REQUEST_EVENT_CANCEL);
+    ck_assert_int_eq(request.state, REQUEST_CANCELLING);
+    ck_assert(tl_list_is_empty(&awaiting_laps));
+    expect_status(TL_CANCELLED);
+    end();
+}
+END_TEST
+
+/* A source that could not be read in time goes back. */
+START_TEST(late_with_a_source)
+{
+    begin_in(REQUEST_PREPARING);
+    request.has_source = true;
+    request_handle(&request, REQUEST_EVENT_LATE);
+    ck_assert_int_eq(request.state, REQUEST_PREPARING);
+    ck_assert_str_eq(trace, "return_source ");
+    end();
+}
+END_TEST
+
 START_TEST(cancelled_when_memory_is_on_its_way)
 {
     begin_in(REQUEST_PREPARING);
@@ -514,6 +550,8 @@ int main(void)
     tcase_add_test(tcase, cancelled_while_it_registers);
     tcase_add_test(tcase, cancelled_while_it_waits_for_memory);
     tcase_add_test(tcase, cancelled_while_a_device_allocates);
+    tcase_add_test(tcase, cancelled_while_it_waits_for_others);
+    tcase_add_test(tcase, late_with_a_source);
     tcase_add_test(tcase, cancelled_when_memory_is_on_its_way);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
