@@ -251,9 +251,9 @@ START_TEST(large_boxes)
     open_pair(_i);
     cluster_publish(owner, "m", 1, value);
     ck_assert_int_eq(tl_tensor_create(TL_U32, 2, dims, &dense, &error), TL_OK);
-    for (unsigned i = 0; i < 4; i++) {
+    for (unsigned i = 0; i < 2; i++) { /* the second time the meta-data is known */
         struct tl_tensor *whole = large_matrix(false);
-        wants_checksum = i % 2 == 1;
+        wants_checksum = i == 1;
         receive_large(_i, NULL, false);
         receive_large(_i, dense, false);
         receive_large(_i, whole, true);
