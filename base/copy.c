@@ -104,7 +104,13 @@ void tl_copy_out_uncached(void *to, void *from, size_t len_bytes)
     end_streaming();
 }
 
+void tl_copy_run_uncached(void *to, const void *from, size_t len_bytes)
+{
+    stream(to, from, len_bytes);
+}
+
 void tl_take_lines(void *from, size_t len_bytes)
 {
+    end_streaming();
     write_to_lines(from, len_bytes);
 }

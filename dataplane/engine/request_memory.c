@@ -36,6 +36,9 @@ static const char reason_cheap[] = "it is small: copying it twice takes less tim
  * bounce buffers together would not stay in the caches, and each takes memory of the pool. */
 #define MAX_LAPS 4
 
+/* A shorter run is not copied past the caches: much of it lies in cache lines that others share. */
+#define UNCACHED_RUN_BYTES 1024
+
 static const char reason_runs[] = "its bytes do not lie in one piece in the destination";
 static const char reason_lap[] =
     "both sides copy it at the same time, piece by piece, which takes less time than having it read by the kernel";
@@ -402,6 +405,17 @@ static void copy(void *context, unsigned char *to, size_t len_bytes)
     *from += len_bytes;
 }
 
+static void copy_run_uncached(void *context, unsigned char *to, size_t len_bytes)
+{
+    unsigned char **from = context;
+    if (len_bytes >= UNCACHED_RUN_BYTES) {
+        tl_copy_run_uncached(to, *from, len_bytes);
+    } else {
+        memcpy(to, *from, len_bytes);
+    }
+    *from += len_bytes;
+}
+
 static void copy_out(void *context, unsigned char *to, size_t len_bytes)
 {
     unsigned char **from = context;
@@ -427,7 +441,10 @@ static enum tl_status copy_on(const struct request *request, unsigned char *from
     bool is_in_runs = fetch->destination != NULL && tl_tensor_is_in_runs(fetch->destination);
     bool is_uncached = goes_round(request) && !fetch->wants_checksum;
     unsigned char *next = from;
-    tl_bytes_fn write = is_in_runs || !is_processor_writing ? copy : is_uncached ? copy_out_uncached : copy_out;
+    tl_bytes_fn write = !is_processor_writing ? copy
+                        : is_in_runs          ? (is_uncached ? copy_run_uncached : copy)
+                        : is_uncached         ? copy_out_uncached
+                                              : copy_out;
     enum tl_status status = tl_fetch_fill(fetch, len_bytes, write, &next, ret_error);
     if (status != TL_OK) return status;
     if (is_in_runs && is_processor_writing) tl_take_lines(from, (size_t)len_bytes);
