@@ -17,9 +17,9 @@ void tl_copy_uncached(void *to, const void *from, size_t len_bytes);
 void tl_copy_out(void *to, void *from, size_t len_bytes);
 /* Copies as tl_copy_out does, but past the caches, as tl_copy_uncached does. */
 void tl_copy_out_uncached(void *to, void *from, size_t len_bytes);
-/* Copies one of many runs past the caches. The other thread sees them after tl_take_lines. */
+/* Copies one of many runs past the caches. A thread that is notified after tl_take_lines sees the bytes. */
 void tl_copy_run_uncached(void *to, const void *from, size_t len_bytes);
-/* Ends such copies, or others, of all of these bytes: writes to their cache lines as tl_copy_out does. */
+/* Comes after the last copy out of this memory: writes to its cache lines as tl_copy_out does. */
 void tl_take_lines(void *from, size_t len_bytes);
 
 #endif

@@ -15,7 +15,8 @@
  * pool has no block is registered; the fetch reports why a bounce buffer was used. A tensor for which the pool can
  * never have memory may travel over the link, or fails. A request that reads knows only from SOURCE how much it needs:
  * when the pool does not grow at once, it gives the source back, and is written to when there is memory. Where the peer
- * can only write its own pool, everything else gets a bounce buffer. Destinations on devices are those of
+ * can only write its own pool, everything else gets a bounce buffer. A large value whose bounce buffer does not come in
+ * time is read by the kernel, or written to its destination. Destinations on devices are those of
  * request_device.c.
  */
 #include "dataplane/engine/request_internal.h"

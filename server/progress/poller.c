@@ -23,9 +23,9 @@
 
 /* So many requests must have begun before reactors are asked for: each time costs two switches of threads. */
 #define REQUESTS_TO_BORROW 16
-/* With more requests than these under way a reactor's own thread works beside the one that makes them, */
+/* With more requests than these under way a reactor's own thread works beside the one that makes them. */
 #define FEW_REQUESTS 8
-/* but not on so few processors, of which a peer within the host has one. */
+/* That does not hold for a process that may use only so many processors, of which a peer within the host needs one. */
 #define FEW_PROCESSORS 2
 /* How often a borrower tries to rest a reactor before it goes away. */
 #define REST_TRIES 4
