@@ -1,31 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/copy.h"
 
-#include <stdbool.h>
-#include <stdint.h>
+#include <stddef.h>
 #include <string.h>
 
 #define LINE_BYTES 64
 /* How many bytes are copied before their lines, which are in the first cache then, are written to. */
 #define BLOCK_BYTES 4096
+/* From so many bytes on memcpy may use "rep movsb". */
+#define MOVSB_BYTES 2048
+#define ALIAS_BYTES 4096
+
+bool tl_copy_is_close(uintptr_t to, uintptr_t from)
+{
+    uintptr_t distance = (to - from) % ALIAS_BYTES;
+    return distance > 0 && distance < LINE_BYTES;
+}
 
 #ifdef __SSE2__
 #include <emmintrin.h>
 
-/* Copies whole cache lines; `to` is aligned to one. */
-static void copy_lines(char *to, const char *from, size_t line_count)
+/* Copies whole cache lines; `to` is aligned to one. Where the destination lies closely behind the source, the last line
+ * is the first one to be copied: then no line is read that could be taken for the one that was written just before. */
+static inline __attribute__((always_inline)) void copy_lines(char *to, const char *from, size_t line_count,
+                                                             bool is_uncached)
 {
-    for (size_t i = 0; i < line_count; i++, to += LINE_BYTES, from += LINE_BYTES) {
+    ptrdiff_t step_bytes = LINE_BYTES;
+    if (tl_copy_is_close((uintptr_t)to, (uintptr_t)from) && line_count > 0) {
+        to += (line_count - 1) * LINE_BYTES;
+        from += (line_count - 1) * LINE_BYTES;
+        step_bytes = -LINE_BYTES;
+    }
+    for (size_t i = 0; i < line_count; i++, to += step_bytes, from += step_bytes) {
         const __m128i *source = (const __m128i *)(const void *)from;
         __m128i *target = (__m128i *)(void *)to;
         __m128i a = _mm_loadu_si128(source);
         __m128i b = _mm_loadu_si128(source + 1);
         __m128i c = _mm_loadu_si128(source + 2);
         __m128i d = _mm_loadu_si128(source + 3);
-        _mm_stream_si128(target, a);
-        _mm_stream_si128(target + 1, b);
-        _mm_stream_si128(target + 2, c);
-        _mm_stream_si128(target + 3, d);
+        if (is_uncached) {
+            _mm_stream_si128(target, a);
+            _mm_stream_si128(target + 1, b);
+            _mm_stream_si128(target + 2, c);
+            _mm_stream_si128(target + 3, d);
+        } else {
+            _mm_store_si128(target, a);
+            _mm_store_si128(target + 1, b);
+            _mm_store_si128(target + 2, c);
+            _mm_store_si128(target + 3, d);
+        }
     }
 }
 
@@ -35,20 +58,29 @@ static void end_streaming(void)
     _mm_sfence();
 }
 
-static void stream(void *to, const void *from, size_t len_bytes)
+static inline __attribute__((always_inline)) void copy_by_lines(char *to, const char *from, size_t len_bytes,
+                                                                bool is_uncached)
 {
-    char *target = to;
-    const char *source = from;
-    size_t head_bytes = -(uintptr_t)target % LINE_BYTES;
+    size_t head_bytes = -(uintptr_t)to % LINE_BYTES;
     if (len_bytes < head_bytes + LINE_BYTES) {
-        if (len_bytes > 0) memcpy(target, source, len_bytes);
+        if (len_bytes > 0) memcpy(to, from, len_bytes);
         return;
     }
     size_t line_count = (len_bytes - head_bytes) / LINE_BYTES;
     size_t copied_bytes = head_bytes + line_count * LINE_BYTES;
-    memcpy(target, source, head_bytes);
-    copy_lines(target + head_bytes, source + head_bytes, line_count);
-    memcpy(target + copied_bytes, source + copied_bytes, len_bytes - copied_bytes);
+    memcpy(to, from, head_bytes);
+    copy_lines(to + head_bytes, from + head_bytes, line_count, is_uncached);
+    memcpy(to + copied_bytes, from + copied_bytes, len_bytes - copied_bytes);
+}
+
+static void copy_close(void *to, const void *from, size_t len_bytes)
+{
+    copy_by_lines(to, from, len_bytes, false);
+}
+
+static void stream(void *to, const void *from, size_t len_bytes)
+{
+    copy_by_lines(to, from, len_bytes, true);
 }
 
 #else
@@ -57,12 +89,26 @@ static void end_streaming(void)
 {
 }
 
+static void copy_close(void *to, const void *from, size_t len_bytes)
+{
+    memcpy(to, from, len_bytes);
+}
+
 static void stream(void *to, const void *from, size_t len_bytes)
 {
     if (len_bytes > 0) memcpy(to, from, len_bytes);
 }
 
 #endif
+
+void tl_copy(void *to, const void *from, size_t len_bytes)
+{
+    if (len_bytes >= MOVSB_BYTES && tl_copy_is_close((uintptr_t)to, (uintptr_t)from)) {
+        copy_close(to, from, len_bytes);
+    } else if (len_bytes > 0) {
+        memcpy(to, from, len_bytes);
+    }
+}
 
 void tl_copy_uncached(void *to, const void *from, size_t len_bytes)
 {
@@ -84,7 +130,7 @@ static inline __attribute__((always_inline)) void copy_out(char *to, char *from,
         if (is_uncached) {
             stream(to, from, block_bytes);
         } else {
-            memcpy(to, from, block_bytes);
+            tl_copy(to, from, block_bytes);
         }
         write_to_lines(from, block_bytes);
         to += block_bytes;

@@ -9,7 +9,6 @@
  * that does not add up ends the link.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include <tensorlane/tensor.h>
 
@@ -222,7 +221,7 @@ static enum tl_status begin(struct link_fetch *entry, const Tensorlane__V1__Chun
 static void copy(void *context, unsigned char *to, size_t count)
 {
     const unsigned char **from = context;
-    memcpy(to, *from, count);
+    tl_copy(to, *from, count);
     *from += count;
 }
 

@@ -19,6 +19,7 @@
 #include <xxhash.h>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/error.h"
 #include "control/requests.h"
 #include "control/service_call.h"
@@ -154,7 +155,7 @@ static enum tl_status copy_bytes(struct publish_call *publish, struct tl_wire_da
     while (data->left_bytes > 0) {
         const void *run;
         size_t count = tl_wire_data_next(data, data->left_bytes, &run);
-        memcpy(to + publish->received_bytes, run, count);
+        tl_copy(to + publish->received_bytes, run, count);
         XXH3_64bits_update(publish->hash_state, run, count);
         publish->received_bytes += count;
         publish->call.control->stats.bytes_received += count;

@@ -44,6 +44,9 @@
 #define STEP_BYTES (128 * 1024)
 /* Steps of one connection before others have theirs. */
 #define MAX_STEPS 8
+/* The kernel keeps what comes over a pair in pages; it copies out of them slowly to memory that lies a few bytes behind
+ * the start of a page (tl_copy_is_close), as large memory of malloc does. */
+#define PAGE_BYTES 4096
 #define MAX_EVENTS 64
 #define LINGER_NS (5 * TL_NS_PER_SEC)
 #define PERIOD_NS TL_NS_PER_SEC
@@ -532,7 +535,7 @@ enum tl_status tl_tls_relay_create(struct tl_tls_relay **ret_relay, struct tl_er
     relay->epoll = epoll_create1(EPOLL_CLOEXEC);
     relay->outer = epoll_create1(EPOLL_CLOEXEC);
     relay->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    relay->buffer = malloc(STEP_BYTES);
+    relay->buffer = aligned_alloc(PAGE_BYTES, STEP_BYTES);
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = NULL};
     struct epoll_event nested = {.events = EPOLLIN};
     enum tl_status status = TL_OK;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/arith.h"
+#include "base/copy.h"
 #include "base/error.h"
 
 #define PREFIX_BYTES (sizeof(TL_PART_PREFIX) - 1)
@@ -125,7 +126,7 @@ static enum tl_status take_piece(const struct tl_meta_data *meta_data, uint64_t 
     }
     enum tl_status status = create_copy(meta_data, costs, &part, ret_error);
     if (status != TL_OK) return status;
-    if (bytes > 0) memcpy(tl_tensor_data(part), (const unsigned char *)tl_tensor_data(*value) + offset_bytes, bytes);
+    if (bytes > 0) tl_copy(tl_tensor_data(part), (const unsigned char *)tl_tensor_data(*value) + offset_bytes, bytes);
     replace(value, part);
     return TL_OK;
 }
@@ -220,7 +221,7 @@ static enum tl_status take_ranges(const char *text, const struct tl_part_costs *
     const unsigned char *from = tl_tensor_data(*value);
     while (*text != '/' && read_pair(&text, &first, &length)) {
         if (length == 0) continue; /* there may be no memory at all */
-        memcpy(to, from + first, length);
+        tl_copy(to, from + first, length);
         to += length;
     }
     replace(value, part);

@@ -18,6 +18,7 @@
 #include "base/alloc.h"
 #include "base/arith.h"
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/error.h"
 #include "base/prefetch.h"
 #include "base/struct_version.h"
@@ -486,14 +487,14 @@ void tl_tensor_walk(const struct tl_tensor *tensor, uint64_t offset_bytes, uint6
 static void read_run(void *context, unsigned char *bytes, size_t len_bytes)
 {
     unsigned char **to = context;
-    memcpy(*to, bytes, len_bytes);
+    tl_copy(*to, bytes, len_bytes);
     *to += len_bytes;
 }
 
 static void write_run(void *context, unsigned char *bytes, size_t len_bytes)
 {
     const unsigned char **from = context;
-    memcpy(bytes, *from, len_bytes);
+    tl_copy(bytes, *from, len_bytes);
     *from += len_bytes;
 }
 

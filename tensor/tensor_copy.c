@@ -12,9 +12,9 @@
  * loop.
  */
 #include <pthread.h>
-#include <string.h>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/error.h"
 #include "base/alloc.h"
 #include "base/closure_thread.h"
@@ -92,7 +92,7 @@ static enum tl_status begin_piece(struct piece *piece, uint64_t offset_bytes, ui
     if (transfer->is_from_host) {
         enum tl_status status = tl_tensor_check_readable(transfer->from, offset_bytes, len_bytes, ret_error);
         if (status != TL_OK) return status;
-        memcpy(piece->block, byte_of(transfer->from, offset_bytes), len_bytes);
+        tl_copy(piece->block, byte_of(transfer->from, offset_bytes), len_bytes);
     }
     piece->offset_bytes = offset_bytes;
     start_piece(piece, transfer->is_to_host ? piece->block : byte_of(transfer->to, offset_bytes),
@@ -111,7 +111,7 @@ static enum tl_status end_piece(struct piece *piece, struct tl_error *ret_error)
     TL_CHECK(pthread_mutex_unlock(&transfer->mutex) == 0);
     if (is_failed) return tl_error_copy(ret_error, &transfer->error);
     if (piece->is_begun && transfer->is_to_host && piece->block)
-        memcpy(byte_of(transfer->to, piece->offset_bytes), piece->block, piece->copy.len_bytes);
+        tl_copy(byte_of(transfer->to, piece->offset_bytes), piece->block, piece->copy.len_bytes);
     piece->is_begun = false;
     return TL_OK;
 }
@@ -261,7 +261,7 @@ enum tl_status tl_tensor_copy(struct tl_tensor *to, const struct tl_tensor *from
         status = copy_with_device(to, from, ret_error);
     } else {
         status = tl_tensor_check(from, ret_error);
-        if (status == TL_OK) memcpy(tl_tensor_data(to), tl_tensor_data(from), tl_tensor_size_bytes(from));
+        if (status == TL_OK) tl_copy(tl_tensor_data(to), tl_tensor_data(from), tl_tensor_size_bytes(from));
     }
     return status == TL_OK ? tl_tensor_check(from, ret_error) : status;
 }

@@ -17,6 +17,7 @@
  * it in time costs the connection. When the connection ends, fetches end with UNAVAILABLE once the queue pair is
  * drained, when nothing can write their memory any more. Answers to handles that are over are counted and dropped.
  */
+#include "base/copy.h"
 #include "dataplane/engine/request_internal.h"
 
 #include <inttypes.h>
@@ -95,7 +96,7 @@ static void remember_nothing(struct request *request)
 static void copy_inline(void *context, unsigned char *to, size_t len_bytes)
 {
     const uint8_t **from = context;
-    memcpy(to, *from, len_bytes);
+    tl_copy(to, *from, len_bytes);
     *from += len_bytes;
 }
 

@@ -13,8 +13,8 @@
  * device has let go of the destination. When the pool can never have a block for a bounce buffer, the fetch may travel
  * over the link.
  */
-#include <string.h>
 
+#include "base/copy.h"
 #include "base/error.h"
 #include "base/reason.h"
 #include "dataplane/engine/request_internal.h"
@@ -153,7 +153,7 @@ static void fill(struct request *request)
     struct tl_engine *engine = request->conn->engine;
     const uint8_t *source = (const uint8_t *)tl_tensor_data(placement->bounce_buffer) + request->fetch->received_bytes;
     uint64_t len_bytes = tl_piece_len_bytes(placement->landing.piece);
-    memcpy(tl_piece_data(placement->landing.piece), source, (size_t)len_bytes);
+    tl_copy(tl_piece_data(placement->landing.piece), source, (size_t)len_bytes);
     engine->stats.bytes_bounced += len_bytes;
     tl_memory_count_bounce(engine->memory, len_bytes);
     placement->landing.is_piece_filled = true;

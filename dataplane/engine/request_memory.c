@@ -22,7 +22,6 @@
 #include "dataplane/engine/request_internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/arith.h"
 #include "base/clock.h"
@@ -402,7 +401,7 @@ static bool is_copied_slowly(const struct request *request)
 static void copy(void *context, unsigned char *to, size_t len_bytes)
 {
     unsigned char **from = context;
-    memcpy(to, *from, len_bytes);
+    tl_copy(to, *from, len_bytes);
     *from += len_bytes;
 }
 
@@ -412,7 +411,7 @@ static void copy_run_uncached(void *context, unsigned char *to, size_t len_bytes
     if (len_bytes >= UNCACHED_RUN_BYTES) {
         tl_copy_run_uncached(to, *from, len_bytes);
     } else {
-        memcpy(to, *from, len_bytes);
+        tl_copy(to, *from, len_bytes);
     }
     *from += len_bytes;
 }

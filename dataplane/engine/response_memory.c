@@ -10,6 +10,7 @@
  * copy that finds the pool full waits for the other pieces of its tensor, or for memory of the pool. When that does not
  * come in time, the peer is told to ask over the link: what fills the pool may wait for this value to be sent.
  */
+#include "base/copy.h"
 #include "dataplane/engine/response_internal.h"
 
 #include <stdlib.h>
@@ -125,7 +126,7 @@ static void move_on(struct response *response, const void *bytes)
 {
     struct tl_engine *engine = response->conn->engine;
     const struct response_pieces *pieces = &response->sending->pieces;
-    memcpy(tl_tensor_data(pieces->piece->block), bytes, (size_t)pieces->len_bytes);
+    tl_copy(tl_tensor_data(pieces->piece->block), bytes, (size_t)pieces->len_bytes);
     engine->stats.bytes_bounced += pieces->len_bytes;
     tl_memory_count_bounce(engine->memory, pieces->len_bytes);
 }

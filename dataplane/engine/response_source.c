@@ -13,12 +13,12 @@
  * peer has released others meanwhile. A source belongs to its response, so that no other peer can release it.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include <xxhash.h>
 
 #include "base/arith.h"
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/error.h"
 #include "dataplane/engine/response_internal.h"
 #include "tensor/mapped_tensor.h"
@@ -133,7 +133,7 @@ static enum tl_status fill(struct response *response, struct tl_error *ret_error
     if (status != TL_OK) return status;
     if (sending->source.block != NULL) {
         uint8_t *copy = (uint8_t *)tl_tensor_data(sending->source.block) + offset_bytes;
-        memcpy(copy, source, (size_t)len_bytes);
+        tl_copy(copy, source, (size_t)len_bytes);
         response->conn->engine->stats.bytes_bounced += len_bytes;
         tl_memory_count_bounce(response->conn->engine->memory, len_bytes);
         source = copy;

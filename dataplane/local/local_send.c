@@ -157,7 +157,7 @@ static enum execution copy(struct local_pair *pair, struct local_work *work, uin
         } else if (work->len_bytes >= UNCACHED_BYTES) {
             tl_copy_uncached(mapped->address + at_bytes, work->source + work->done_bytes, (size_t)len_bytes);
         } else {
-            memcpy(mapped->address + at_bytes, work->source + work->done_bytes, (size_t)len_bytes);
+            tl_copy(mapped->address + at_bytes, work->source + work->done_bytes, (size_t)len_bytes);
         }
         work->done_bytes += len_bytes;
         *budget_bytes -= len_bytes;

@@ -11,7 +11,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/thread.h"
 #include "dataplane/memory/pages.h"
 
@@ -78,7 +78,7 @@ static ssize_t read_through_buffer(struct tl_memory_reader *reader, uint64_t don
     if (read_bytes <= 0) return read_bytes;
     TL_CHECK(pthread_mutex_lock(&reader->mutex) == 0);
     uint8_t *destination = reader->reading.destination;
-    if (destination != NULL) memcpy(destination + done_bytes, reader->buffer, (size_t)read_bytes);
+    if (destination != NULL) tl_copy(destination + done_bytes, reader->buffer, (size_t)read_bytes);
     TL_CHECK(pthread_mutex_unlock(&reader->mutex) == 0);
     errno = ECANCELED;
     return destination != NULL ? read_bytes : -1;
@@ -172,6 +172,8 @@ enum tl_status tl_memory_reader_read(struct tl_memory_reader *reader, const stru
     atomic_store_explicit(&reader->must_stop, false, memory_order_relaxed);
     TL_CHECK(pthread_mutex_lock(&reader->mutex) == 0);
     reader->reading = *reading;
+    /* The kernel would copy slowly; the buffer starts with a page. */
+    if (tl_copy_is_close((uintptr_t)reading->destination, reading->source)) reader->reading.is_buffered = true;
     reader->must_read = true;
     if (reader->has_thread) {
         pthread_cond_signal(&reader->has_work);

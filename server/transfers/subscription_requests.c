@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What the slots of a subscription ask: a peer, by a fetch, or the table of this worker, whose values are copied. */
-#include <string.h>
 
+#include "base/copy.h"
 #include "base/error.h"
 #include "server/peers/session.h"
 #include "server/transfers/subscription_internal.h"
@@ -139,7 +139,7 @@ static enum tl_status copy_own(struct slot *slot, struct tl_tensor *source, stru
     enum tl_status status = place(slot, tl_tensor_meta_data(source), NULL, ret_tensor, ret_error);
     if (status != TL_OK) return status;
     status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
-    if (status == TL_OK && size_bytes > 0) memcpy(tl_tensor_data(*ret_tensor), tl_tensor_data(source), size_bytes);
+    if (status == TL_OK && size_bytes > 0) tl_copy(tl_tensor_data(*ret_tensor), tl_tensor_data(source), size_bytes);
     /* Checked again, because a file that is cut meanwhile is read as zeros. */
     if (status == TL_OK) status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
     if (status != TL_OK) tl_tensor_put(*ret_tensor);

@@ -12,6 +12,7 @@
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/thread.h"
@@ -274,7 +275,7 @@ static enum tl_status make_copy(struct tl_transport *transport, struct tl_tensor
     if (status != TL_OK) return status;
     /* A file that shrinks meanwhile is read as zeros; the checks before and after the copy notice that. */
     status = tl_tensor_check_readable(tensor, 0, size_bytes, ret_error);
-    if (status == TL_OK && size_bytes > 0) memcpy(tl_tensor_data(copy), tl_tensor_data(tensor), size_bytes);
+    if (status == TL_OK && size_bytes > 0) tl_copy(tl_tensor_data(copy), tl_tensor_data(tensor), size_bytes);
     if (status == TL_OK) status = tl_tensor_check_readable(tensor, 0, size_bytes, ret_error);
     if (status != TL_OK) {
         tl_tensor_put(copy);

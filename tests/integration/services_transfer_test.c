@@ -414,7 +414,8 @@ static bool has_asked_again(const struct fake_seen *seen)
     return seen->requests == 4 && seen->ended[TL_SERVE_CANCELLED] == 1;
 }
 
-/* Asks for two halves, then for the key. Each call has a connection, so the order is only sure if each is waited for. */
+/* Asks for two halves, then for the key. Each call has a connection, so the order is only sure if each is waited for.
+ */
 static void ask_beyond(struct raw_call calls[3], const char *key)
 {
     start_with_values();

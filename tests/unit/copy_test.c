@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tests of copying past the caches, and out of memory that another processor writes: every alignment and length around
- * a cache line, and nothing beside it. */
+/* Tests of copying closely behind the source, past the caches, and out of memory that another processor writes: every
+ * alignment and length around a cache line, and nothing beside it. */
 #include <check.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -17,8 +17,8 @@ static const size_t capacity = 64 * 1024;
 
 static void setup(void)
 {
-    from = aligned_alloc(64, capacity);
-    to = aligned_alloc(64, capacity);
+    from = aligned_alloc(4096, capacity);
+    to = aligned_alloc(4096, capacity);
     ck_assert_ptr_nonnull(from);
     ck_assert_ptr_nonnull(to);
     for (size_t i = 0; i < capacity; i++)
@@ -31,17 +31,23 @@ static void teardown(void)
     free(to);
 }
 
-static void check_copy(size_t to_offset, size_t from_offset, size_t len)
+static void check_copy_by(void (*copy)(void *, const void *, size_t), size_t to_offset, size_t from_offset, size_t len)
 {
     size_t span = MARGIN + to_offset + len + MARGIN;
     unsigned char *target = to + MARGIN + to_offset;
     memset(to, GUARD, span);
-    tl_copy_uncached(target, from + from_offset, len);
+    copy(target, from + from_offset, len);
     if (memcmp(target, from + from_offset, len) != 0)
         ck_abort_msg("to %zu from %zu length %zu: not the same", to_offset, from_offset, len);
     for (size_t i = 0; i < span; i++)
         if ((to + i < target || to + i >= target + len) && to[i] != GUARD)
             ck_abort_msg("to %zu from %zu length %zu: byte %zu was touched", to_offset, from_offset, len, i);
+}
+
+static void check_copy(size_t to_offset, size_t from_offset, size_t len)
+{
+    check_copy_by(tl_copy_uncached, to_offset, from_offset, len);
+    check_copy_by(tl_copy, to_offset, from_offset, len);
 }
 
 START_TEST(every_alignment_and_length)
@@ -61,9 +67,32 @@ START_TEST(long_copies)
 }
 END_TEST
 
+/* `to` and `from` begin with a page, so that the distance is that of the offsets. */
+START_TEST(close_copies)
+{
+    for (size_t distance = 0; distance < 70; distance++)
+        for (size_t len = 1990; len <= 2120; len += 13)
+            check_copy(distance, MARGIN, len);
+}
+END_TEST
+
+START_TEST(what_is_close)
+{
+    ck_assert(!tl_copy_is_close(0x7000, 0x7000));
+    ck_assert(!tl_copy_is_close(0x7000, 0x3000));
+    ck_assert(tl_copy_is_close(0x7001, 0x3000));
+    ck_assert(tl_copy_is_close(0x703f, 0x3000));
+    ck_assert(!tl_copy_is_close(0x7040, 0x3000));
+    ck_assert(tl_copy_is_close(0x3010, 0x7000));
+    ck_assert(tl_copy_is_close(0x7008, 0x3ff8));
+    ck_assert(!tl_copy_is_close(0x7000, 0x3010));
+}
+END_TEST
+
 START_TEST(nothing_from_nowhere)
 {
     tl_copy_uncached(NULL, NULL, 0);
+    tl_copy(NULL, NULL, 0);
     check_copy(0, 0, 0);
 }
 END_TEST
@@ -111,6 +140,8 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, every_alignment_and_length);
     tcase_add_test(tcase, long_copies);
+    tcase_add_test(tcase, close_copies);
+    tcase_add_test(tcase, what_is_close);
     tcase_add_test(tcase, copies_out);
     tcase_add_test(tcase, nothing_from_nowhere);
     suite_add_tcase(suite, tcase);

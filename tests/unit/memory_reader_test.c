@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "dataplane/memory/memory_reader.h"
 #include "fakes/run_suite.h"
 
@@ -90,6 +91,19 @@ START_TEST(read_whole)
 }
 END_TEST
 
+/* The bytes go through the buffer although the caller did not ask for that. */
+START_TEST(read_to_memory_closely_behind)
+{
+    const uint8_t *from = source + (uintptr_t)(destination - 16 - source) % 4096;
+    uint64_t len_bytes = LEN_BYTES - 4096;
+    ck_assert(tl_copy_is_close((uintptr_t)destination, (uintptr_t)from));
+    start(from, len_bytes, false);
+    ck_assert_int_eq(await_end(), 0);
+    ck_assert_int_eq(memcmp(destination, from, len_bytes), 0);
+    ck_assert_uint_eq(destination[len_bytes], GUARD);
+}
+END_TEST
+
 START_TEST(memory_that_is_not_there)
 {
     void *gone = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -145,6 +159,7 @@ int main(void)
     TCase *tcase = tcase_create("memory_reader");
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_loop_test(tcase, read_whole, 0, 2);
+    tcase_add_test(tcase, read_to_memory_closely_behind);
     tcase_add_loop_test(tcase, memory_that_is_not_there, 0, 2);
     tcase_add_loop_test(tcase, taken_back, 0, 2);
     tcase_add_loop_test(tcase, destroyed_while_it_reads, 0, 2);
