@@ -16,8 +16,8 @@
  * never have memory may travel over the link, or fails. A request that reads knows only from SOURCE how much it needs:
  * when the pool does not grow at once, it gives the source back, and is written to when there is memory. Where the peer
  * can only write its own pool, everything else gets a bounce buffer. A large value whose bounce buffer does not come in
- * time is read by the kernel, or written to its destination. Destinations on devices are those of
- * request_device.c.
+ * time is read by the kernel, or written to its destination; where that is impossible it waits on. Destinations on
+ * devices are those of request_device.c.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -219,10 +219,23 @@ void request_register_destination(struct request *request)
     if (!request->is_registering) request_fail(request, &request_out_of_memory);
 }
 
-/* Makes the peer write to the destination, which has no registration yet. */
+/* Why the peer cannot write to the destination itself; NULL: it can. */
+static const char *why_not_itself(const struct request *request)
+{
+    const struct tl_conn *conn = request->conn;
+    if (conn->engine->options.is_bounce_forced) return request_reason_forced;
+    if (tl_tensor_is_in_runs(request->placement->kept)) return reason_runs;
+    return conn->pair->outside_refusal;
+}
+
+/* Makes the peer write to the destination, which has no registration yet, or to a bounce buffer where it cannot. */
 static void expose_itself(struct request *request)
 {
     struct tl_tensor *destination = request->placement->kept;
+    if (why_not_itself(request) != NULL) {
+        request_use_bounce_buffer(request, NULL);
+        return;
+    }
     if (request->conn->engine->provider->limits.needs_regions) {
         request_register_destination(request);
         return;
@@ -295,28 +308,27 @@ void request_prepare_memory(struct request *request)
         request_prepare_on_device(request);
         return;
     }
-    bool is_forced = conn->engine->options.is_bounce_forced;
-    bool is_in_runs = tl_tensor_is_in_runs(destination);
-    if (!is_forced && tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &placement->pin)) {
+    const char *refusal = why_not_itself(request);
+    if (!conn->engine->options.is_bounce_forced &&
+        tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &placement->pin)) {
         request_handle(request, REQUEST_EVENT_READY);
-    } else if (is_forced || is_in_runs || conn->pair->outside_refusal != NULL) {
-        placement->bounce_reason = is_forced    ? request_reason_forced
-                                   : is_in_runs ? reason_runs
-                                                : conn->pair->outside_refusal;
-        request_use_bounce_buffer(request, NULL);
-    } else {
-        uint64_t copy_bytes = conn->engine->options.copy_bytes;
-        bool is_large = tl_tensor_size_bytes(destination) > copy_bytes;
-        bool is_small = conn_is_small(conn, destination);
-        bool is_copied = copy_bytes > 0 && !(is_large && request->is_file_slow);
-        placement->bounce_reason = conn->engine->provider->limits.needs_regions ? request_reason_small
-                                   : is_large                                   ? reason_lap
-                                                                                : reason_cheap;
-        bool has_bounce_buffer =
-            is_small ? try_bounce_buffer(request, NULL, &error)
-                     : is_copied && (use_free_bounce_buffer(request) || (is_large && await_lap(request)));
-        if (!has_bounce_buffer) expose_itself(request);
+        return;
     }
+    uint64_t copy_bytes = conn->engine->options.copy_bytes;
+    bool is_large = tl_tensor_size_bytes(destination) > copy_bytes;
+    bool is_copied = copy_bytes > 0 && !(is_large && request->is_file_slow);
+    bool has_bounce_buffer;
+    placement->bounce_reason = refusal != NULL                                ? refusal
+                               : conn->engine->provider->limits.needs_regions ? request_reason_small
+                               : is_large                                     ? reason_lap
+                                                                              : reason_cheap;
+    if (refusal == NULL && conn_is_small(conn, destination)) {
+        has_bounce_buffer = try_bounce_buffer(request, NULL, &error);
+    } else {
+        has_bounce_buffer = is_copied && (is_large || refusal == NULL) &&
+                            (use_free_bounce_buffer(request) || (is_large && await_lap(request)));
+    }
+    if (!has_bounce_buffer) expose_itself(request);
 }
 
 enum placing request_place(struct request *request, struct tl_memory_wait *memory_wait, struct tl_error *ret_error)

@@ -37,7 +37,6 @@
 #include "tests/bench/bench.h"
 
 #define COMPLETION_COUNT 256
-#define PAGE_BYTES 4096
 #define FREEING_US (50 * 1000) /* memory of tensors is given back in the background */
 #define PATH_SEC 5.0           /* a data connection takes far less */
 #define KEY_BYTES (TL_MAX_KEY_BYTES + 1)
@@ -372,12 +371,13 @@ static void release_memory(void *data, void *context)
     free(data);
 }
 
-/* Memory of this program, not of the library, that was touched already and does not have the contents yet. */
+/* Memory of this program, not of the library, where malloc places it; it was touched already and does not have the
+ * contents yet. */
 static struct tl_tensor *create_destination(uint64_t size_bytes)
 {
     struct tl_tensor *tensor;
     struct tl_error error;
-    void *data = aligned_alloc(PAGE_BYTES, (size_bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES);
+    void *data = malloc(size_bytes);
     if (!data) bench_die("setup", "no memory");
     memset(data, 0xa5, size_bytes);
     const struct tl_tensor_view view = {.size_bytes = sizeof(view),
