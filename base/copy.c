@@ -7,8 +7,6 @@
 #define LINE_BYTES 64
 /* How many bytes are copied before their lines, which are in the first cache then, are written to. */
 #define BLOCK_BYTES 4096
-/* From so many bytes on memcpy may use "rep movsb". */
-#define MOVSB_BYTES 2048
 #define ALIAS_BYTES 4096
 
 bool tl_copy_is_close(uintptr_t to, uintptr_t from)
@@ -25,15 +23,11 @@ bool tl_copy_is_close(uintptr_t to, uintptr_t from)
 static inline __attribute__((always_inline)) void copy_lines(char *to, const char *from, size_t line_count,
                                                              bool is_uncached)
 {
-    ptrdiff_t step_bytes = LINE_BYTES;
-    if (tl_copy_is_close((uintptr_t)to, (uintptr_t)from) && line_count > 0) {
-        to += (line_count - 1) * LINE_BYTES;
-        from += (line_count - 1) * LINE_BYTES;
-        step_bytes = -LINE_BYTES;
-    }
-    for (size_t i = 0; i < line_count; i++, to += step_bytes, from += step_bytes) {
-        const __m128i *source = (const __m128i *)(const void *)from;
-        __m128i *target = (__m128i *)(void *)to;
+    bool is_descending = tl_copy_is_close((uintptr_t)to, (uintptr_t)from);
+    for (size_t i = 0; i < line_count; i++) {
+        size_t offset_bytes = (is_descending ? line_count - 1 - i : i) * LINE_BYTES;
+        const __m128i *source = (const __m128i *)(const void *)(from + offset_bytes);
+        __m128i *target = (__m128i *)(void *)(to + offset_bytes);
         __m128i a = _mm_loadu_si128(source);
         __m128i b = _mm_loadu_si128(source + 1);
         __m128i c = _mm_loadu_si128(source + 2);
@@ -103,7 +97,7 @@ static void stream(void *to, const void *from, size_t len_bytes)
 
 void tl_copy(void *to, const void *from, size_t len_bytes)
 {
-    if (len_bytes >= MOVSB_BYTES && tl_copy_is_close((uintptr_t)to, (uintptr_t)from)) {
+    if (len_bytes >= TL_COPY_CLOSE_BYTES && tl_copy_is_close((uintptr_t)to, (uintptr_t)from)) {
         copy_close(to, from, len_bytes);
     } else if (len_bytes > 0) {
         memcpy(to, from, len_bytes);

@@ -7,12 +7,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Copies like memcpy, and takes no longer where the destination lies closely behind the source (tl_copy_is_close). */
+/* Copies like memcpy, and is as fast where the destination lies closely behind the source (tl_copy_is_close). */
 void tl_copy(void *to, const void *from, size_t len_bytes);
-/* Whether `to` lies 1 to 63 bytes after `from`, when both are taken modulo 4,096. Processors compare only these bits of
- * the addresses to find out whether a load must wait for a store before it. There memcpy, and the kernel when it copies
- * for a system call, take up to ten times as long for more than some 2 KiB, because they leave them to "rep movsb"
- * (seen on AMD's Zen 3). It is no rare case: malloc places large memory 16 bytes behind the start of a page, and memory
+/* From so many bytes on memcpy, and the kernel when it copies for a system call, may use "rep movsb". */
+#define TL_COPY_CLOSE_BYTES 2048
+/* Returns whether `to` lies 1 to 63 bytes after `from`, when both are taken modulo 4,096. Processors compare only these
+ * bits of the addresses to find out whether a load must wait for a store before it, so that "rep movsb" can take ten
+ * times as long there: on AMD's Zen 3 it was seen for 1 to 31 bytes, and the C library avoids it on some processors of
+ * Intel for 1 to 63. It is no rare case: malloc places large memory 16 bytes behind the start of a page, and memory
  * that processes share starts with a page. */
 bool tl_copy_is_close(uintptr_t to, uintptr_t from);
 

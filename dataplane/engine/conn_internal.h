@@ -659,6 +659,8 @@ bool requests_begin(struct tl_conn *conn);
 /* A message about a request of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED, MAPPED or SOURCE. */
 void requests_message(struct tl_conn *conn, const struct tl_message *message);
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes);
+/* Returns whether a large value waits for a bounce buffer that it could have, because others have been copied on. */
+bool requests_can_give_laps(const struct tl_conn *conn);
 /* Gives bounce buffers to large values that wait for them, as others have been copied on. */
 void requests_give_laps(struct tl_conn *conn);
 /* Completes the fetches that are finished, as far as this pump may hash and copy their bytes, and those that end

@@ -265,7 +265,8 @@ static void pump(struct tl_closure *closure)
     }
     /* What was queued so far is posted, or waits for something. What is queued from here on needs another pump. */
     posts->is_pump_queued = false;
-    if (is_pump_over(posts) || has_more || !tl_list_is_empty(&posts->copy_queue)) conn_pump_later(conn);
+    has_more |= !tl_list_is_empty(&posts->copy_queue) || requests_can_give_laps(conn);
+    if (is_pump_over(posts) || has_more) conn_pump_later(conn);
     if (conn->ending.is_breaking) conn_break_open(conn);
     maybe_complete(conn);
     requests_free_completed(conn);

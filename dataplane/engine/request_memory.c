@@ -16,8 +16,8 @@
  * never have memory may travel over the link, or fails. A request that reads knows only from SOURCE how much it needs:
  * when the pool does not grow at once, it gives the source back, and is written to when there is memory. Where the peer
  * can only write its own pool, everything else gets a bounce buffer. A large value whose bounce buffer does not come in
- * time is read by the kernel, or written to its destination; where that is impossible it waits on. Destinations on
- * devices are those of request_device.c.
+ * time is read by the kernel, or written to its destination. One whose destination does not lie in one piece waits for
+ * its bounce buffer without a limit. Destinations on devices are those of request_device.c.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -113,10 +113,20 @@ void request_drop_place(struct request *request)
     request->has_meta_data = false;
 }
 
+/* Returns why the peer cannot write to the destination itself, or NULL if it can. */
+static const char *why_not_itself(const struct request *request)
+{
+    const struct tl_conn *conn = request->conn;
+    if (conn->engine->options.is_bounce_forced) return request_reason_forced;
+    if (tl_tensor_is_in_runs(request->placement->kept)) return reason_runs;
+    return conn->pair->outside_refusal;
+}
+
 void request_limit_wait(struct request *request)
 {
-    bool is_limited = request->has_source || (request->placement != NULL && request->placement->has_lap);
-    if (is_limited) request_limit(request, conn_grow_ns(request->conn));
+    const struct request_placement *placement = request->placement;
+    bool has_choice = placement != NULL && placement->has_lap && why_not_itself(request) == NULL;
+    if (request->has_source || has_choice) request_limit(request, conn_grow_ns(request->conn));
 }
 
 /* Waits for memory of the pool. Returns false when it will never come, with the reason in ret_error. */
@@ -219,15 +229,6 @@ void request_register_destination(struct request *request)
     if (!request->is_registering) request_fail(request, &request_out_of_memory);
 }
 
-/* Why the peer cannot write to the destination itself; NULL: it can. */
-static const char *why_not_itself(const struct request *request)
-{
-    const struct tl_conn *conn = request->conn;
-    if (conn->engine->options.is_bounce_forced) return request_reason_forced;
-    if (tl_tensor_is_in_runs(request->placement->kept)) return reason_runs;
-    return conn->pair->outside_refusal;
-}
-
 /* Makes the peer write to the destination, which has no registration yet, or to a bounce buffer where it cannot. */
 static void expose_itself(struct request *request)
 {
@@ -272,14 +273,19 @@ static bool await_lap(struct request *request)
         take_lap(request);
     } else {
         tl_list_push_back(&conn->requests.placing.awaiting_laps, &request->placement->lap_link);
-        request_limit(request, conn_grow_ns(conn));
+        if (why_not_itself(request) == NULL) request_limit(request, conn_grow_ns(conn));
     }
     return true;
 }
 
+bool requests_can_give_laps(const struct tl_conn *conn)
+{
+    return conn->requests.placing.lap_count < MAX_LAPS && !tl_list_is_empty(&conn->requests.placing.awaiting_laps);
+}
+
 void requests_give_laps(struct tl_conn *conn)
 {
-    while (conn->requests.placing.lap_count < MAX_LAPS && !tl_list_is_empty(&conn->requests.placing.awaiting_laps)) {
+    while (requests_can_give_laps(conn)) {
         struct request_placement *placement = TL_CONTAINER_OF(tl_list_pop_front(&conn->requests.placing.awaiting_laps),
                                                               struct request_placement, lap_link);
         request_end_limit(placement->request);
@@ -325,7 +331,7 @@ void request_prepare_memory(struct request *request)
     if (refusal == NULL && conn_is_small(conn, destination)) {
         has_bounce_buffer = try_bounce_buffer(request, NULL, &error);
     } else {
-        has_bounce_buffer = is_copied && (is_large || refusal == NULL) &&
+        has_bounce_buffer = is_copied && (refusal == NULL || (is_large && refusal == reason_runs)) &&
                             (use_free_bounce_buffer(request) || (is_large && await_lap(request)));
     }
     if (!has_bounce_buffer) expose_itself(request);

@@ -3,7 +3,8 @@
  * The caller starts a reading and goes on; the reader's thread reads, writes the eventfd, and waits for the next
  * reading. It reads pieces straight into the destination, and holds the mutex during each call: a call cannot be
  * cancelled, so that the destination is given back when the call returns. A reading that is buffered goes through a
- * buffer of the thread instead: its pages may come late or never, and the destination can be given back at once.
+ * buffer of the thread instead: its pages may come late or never, and the destination can be given back at once. So
+ * does one to a destination that the kernel would copy to slowly (tl_copy_is_close).
  */
 #include "dataplane/memory/memory_reader.h"
 
@@ -163,6 +164,13 @@ struct tl_memory_reader *tl_memory_reader_create(int done_fd)
     return reader;
 }
 
+/* Whether the kernel would copy slowly to the destination, and does not to the buffer, which starts with a page. */
+static bool is_slow_directly(const struct tl_memory_reading *reading)
+{
+    return reading->len_bytes >= TL_COPY_CLOSE_BYTES &&
+           tl_copy_is_close((uintptr_t)reading->destination, reading->source) && !tl_copy_is_close(0, reading->source);
+}
+
 enum tl_status tl_memory_reader_read(struct tl_memory_reader *reader, const struct tl_memory_reading *reading,
                                      struct tl_error *ret_error)
 {
@@ -172,8 +180,7 @@ enum tl_status tl_memory_reader_read(struct tl_memory_reader *reader, const stru
     atomic_store_explicit(&reader->must_stop, false, memory_order_relaxed);
     TL_CHECK(pthread_mutex_lock(&reader->mutex) == 0);
     reader->reading = *reading;
-    /* The kernel would copy slowly; the buffer starts with a page. */
-    if (tl_copy_is_close((uintptr_t)reading->destination, reading->source)) reader->reading.is_buffered = true;
+    if (is_slow_directly(reading)) reader->reading.is_buffered = true;
     reader->must_read = true;
     if (reader->has_thread) {
         pthread_cond_signal(&reader->has_work);

@@ -129,6 +129,7 @@ START_TEST(copies_out)
             check_copy_out(offset, len);
     check_copy_out(0, 20000);
     check_copy_out(13, 20000);
+    check_copy_out(4096 - 16, 20000); /* the target lies 16 bytes behind it */
 }
 END_TEST
 

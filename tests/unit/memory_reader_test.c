@@ -91,7 +91,6 @@ START_TEST(read_whole)
 }
 END_TEST
 
-/* The bytes go through the buffer although the caller did not ask for that. */
 START_TEST(read_to_memory_closely_behind)
 {
     const uint8_t *from = source + (uintptr_t)(destination - 16 - source) % 4096;
