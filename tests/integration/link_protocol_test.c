@@ -774,9 +774,9 @@ START_TEST(peer_that_breaks_the_protocol_and_does_not_read_holds_nothing)
     tensor = cluster_recv_wait(client, 0, "p", 0);
     ck_assert(cluster_tensor_is(tensor, 32 << 20, 1));
     tl_tensor_put(tensor);
+    cluster_expect(cq, TL_OK); /* a client that closes at once may not say that it has received the value */
     tl_worker_close(client, 0);
     raw_call_close(&call);
-    cluster_expect(cq, TL_OK);
 }
 END_TEST
 
