@@ -453,6 +453,7 @@ START_TEST(laps_with_a_checksum)
 }
 END_TEST
 
+/* Boxes of a matrix, which do not lie in one piece. */
 #define ROWS 400
 #define COLUMNS 600
 
@@ -572,8 +573,8 @@ START_TEST(laps_are_not_awaited_for_ever)
         fake_clock_advance(TL_NS_PER_SEC / 10);
         engine_pair_run(&pair);
     }
-    for (unsigned i = 0; _i == 1 && i < MANY; i++) /* these wait on */
-        ck_assert_uint_eq(many[i].done_count, 0);
+    for (unsigned i = 0; i < MANY; i++)
+        ck_assert_uint_eq(many[i].done_count, _i == 1 ? 0 : 1); /* boxes wait on */
     tl_tensor_put(held[0]);
     held[0] = NULL;
     engine_pair_run(&pair);
