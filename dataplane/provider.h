@@ -46,7 +46,7 @@ extern const char tl_outside_refused[];
 #define TL_DESCRIPTOR_MAX_BYTES 48
 #define TL_PAIR_ADDRESS_MAX_BYTES 192
 /* A slot of this size holds any control message, or several. */
-#define TL_SLOT_BYTES 8192
+#define TL_SLOT_BYTES 8704
 /* The most messages in one slot. */
 #define TL_SLOT_MESSAGES 64
 

@@ -29,9 +29,12 @@
 struct tl_engine;
 struct tl_conn;
 
-/* The largest value that travels inside of a message: three of them share a slot. Larger ones take fewer copies when
- * they are written. */
-#define TL_INLINE_BYTES 2560
+/* The largest value that travels inside of a message: two of them share a slot. Larger ones take less time when they
+ * are written. */
+#define TL_INLINE_BYTES 4096
+/* The largest one whose destination the receiver's library chooses. A larger one is written there, which saves a copy.
+ */
+#define TL_INLINE_LIBRARY_BYTES 2560
 
 /* How many keys of a peer have numbers: a few hundred bytes each, on both sides, of those that are asked for. */
 #define TL_MAX_KEYS 32768

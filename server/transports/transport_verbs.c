@@ -28,6 +28,8 @@ static uint64_t or_auto(uint64_t value, uint64_t automatic)
 
 /* What a peer that writes nothing may cost in pinned memory, besides its slots. */
 #define FIRST_PEER_BYTES (1024 * 1024)
+/* Larger values are written, also into memory of users, without a copy. Three of these share a slot. */
+#define INLINE_BYTES 2560
 
 static void read_verbs(const struct tl_settings *settings, struct tl_transport_options *ret_options)
 {
@@ -43,7 +45,7 @@ static void read_verbs(const struct tl_settings *settings, struct tl_transport_o
         .engine = {.keys = verbs->keys == TL_VERBS_KEYS_REGION ? TL_KEYS_REGION : TL_KEYS_WINDOW,
                    /* The card would refuse more than the queue holds. */
                    .slot_count = (uint32_t)tl_min_u64(verbs->slot_count, verbs->queue_depth),
-                   .inline_bytes = TL_INLINE_BYTES,
+                   .inline_bytes = INLINE_BYTES,
                    .work_count = (uint32_t)verbs->queue_depth,
                    .request_count = tl_transport_request_count(settings),
                    .key_count = TL_MAX_KEYS,

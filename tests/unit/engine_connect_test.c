@@ -503,7 +503,7 @@ START_TEST(address_with_impossible_numbers)
         unsigned place;
         uint32_t value;
     } cases[] = {{20, 0},          {20, 15}, {20, 65537},         {20, UINT32_MAX}, {24, 1151},
-                 {24, 65537},      {32, 0},  {32, (1 << 20) + 1}, {32, UINT32_MAX}, {28, 8192 - 255},
+                 {24, 65537},      {32, 0},  {32, (1 << 20) + 1}, {32, UINT32_MAX}, {28, TL_SLOT_BYTES - 255},
                  {28, UINT32_MAX}, {40, 0},  {40, 193},           {40, UINT32_MAX}};
     get_address();
     memcpy(bytes + cases[_i].place, &cases[_i].value, 4);

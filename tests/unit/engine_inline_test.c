@@ -15,7 +15,7 @@
 
 #include <xxhash.h>
 
-enum { COUNT = 30, SMALL_BYTES = 500 };
+enum { COUNT = 30, SMALL_BYTES = 500, UNWRITTEN = 99 };
 
 static struct raw_peer raw;
 
@@ -50,7 +50,7 @@ static uint64_t writes_of_owner(void)
 /* Up to the bound no place is sent and nothing is written, whether the key was seen before or not. */
 START_TEST(sizes)
 {
-    static const uint64_t sizes[] = {1, SMALL_BYTES, TL_INLINE_BYTES - 1, TL_INLINE_BYTES};
+    static const uint64_t sizes[] = {1, SMALL_BYTES, TL_INLINE_LIBRARY_BYTES - 1, TL_INLINE_LIBRARY_BYTES};
     open_pair();
     for (uint64_t step = 0; step < 4; step++) {
         uint64_t size_bytes = sizes[step], writes = writes_of_owner();
@@ -65,10 +65,28 @@ START_TEST(sizes)
     }
     ck_assert_uint_eq(engine_side_values(owner), 0);
     uint64_t writes = writes_of_owner();
-    engine_side_send(owner, "key", 9, engine_pool_bytes(owner, TL_INLINE_BYTES + 1, 9));
+    engine_side_send(owner, "key", 9, engine_pool_bytes(owner, TL_INLINE_LIBRARY_BYTES + 1, 9));
     fetch(9);
-    expect(TL_INLINE_BYTES + 1, 9, TL_PATH_ZERO_COPY);
+    expect(TL_INLINE_LIBRARY_BYTES + 1, 9, TL_PATH_ZERO_COPY);
     ck_assert_uint_eq(writes_of_owner(), writes + 1);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Into memory of users larger values come inline, too. */
+START_TEST(sizes_for_memory_of_users)
+{
+    static const uint64_t sizes[] = {TL_INLINE_LIBRARY_BYTES + 1, TL_INLINE_BYTES, TL_INLINE_BYTES + 1};
+    open_pair();
+    for (uint64_t step = 0; step < 3; step++) {
+        uint64_t writes = writes_of_owner();
+        bool is_inline = sizes[step] <= TL_INLINE_BYTES;
+        engine_side_send(owner, "key", step, engine_pool_bytes(owner, sizes[step], step));
+        ask.destination = engine_pool_bytes(asker, sizes[step], UNWRITTEN);
+        fetch(step);
+        expect(sizes[step], step, is_inline ? TL_PATH_INLINE : TL_PATH_ZERO_COPY);
+        ck_assert_uint_eq(writes_of_owner(), writes + !is_inline);
+    }
     engine_pair_close(&pair);
 }
 END_TEST
@@ -482,6 +500,7 @@ int main(void)
     TCase *sizes_case = tcase_create("sizes"), *tcase = tcase_create("engine_inline");
     tcase_add_checked_fixture(sizes_case, setup, NULL);
     tcase_add_test(sizes_case, sizes); /* a case of its own, which tests/defects selects */
+    tcase_add_test(sizes_case, sizes_for_memory_of_users);
     suite_add_tcase(suite, sizes_case);
     TCase *order_case = tcase_create("order_of_a_subscription"); /* the same */
     tcase_add_checked_fixture(order_case, setup, NULL);
