@@ -116,9 +116,9 @@ class Local(Transport):
     paths = ("zero-copy", "bounce", "inline")
     from_gpu = to_gpu = ("gpu-proxy",)
     between_gpus = ("gpu-ipc", "gpu-proxy")
-    # Fifteen tensors have at most 2 KiB, and two have 2 MiB or more. How many of the others find free memory in the
+    # Seventeen tensors have at most 4 KiB, and two have 2 MiB or more. How many of the others find free memory in the
     # pool depends on the time.
-    checkpoint_paths = {"zero-copy": range(2, 10), "bounce": range(8, 16), "inline": [15]}
+    checkpoint_paths = {"zero-copy": range(2, 10), "bounce": range(6, 14), "inline": [17]}
     section, defaults = "local", {"peer_timeout": "20s"}
     faulty = {"prefer": {"peer_timeout": "5s"}, "require": {"peer_timeout": "5s", "process_vm": "off"}}
     lacking = {"socket_folder": "/nowhere/at/all"}, "/nowhere/at/all"
