@@ -7,7 +7,8 @@
 #include "control/link_serves.h"
 #include "control/packed.h"
 
-#define LINK_FRAME_REQUESTS 256
+/* As many as the peer handles before it looks at others. */
+#define LINK_FRAME_REQUESTS TL_QUOTA
 #define LINK_FRAME_FAILURES 64
 #define LINK_FRAME_CHUNKS 256
 /* The size of a frame's head; the peer accepts TL_MAX_FRAME_HEAD_BYTES. */

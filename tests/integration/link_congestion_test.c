@@ -28,7 +28,7 @@
 #define MAX_UNSENT_OF_ALL 21845
 #define FREE_UNSENT 32 /* Each link has this in addition to its share. */
 #define MAX_UNSENT (16384 + FREE_UNSENT)
-#define MAX_REQUESTS 256
+#define MAX_REQUESTS 512
 #define CHUNK_BYTES 4096
 #define STALLED_NS (60 * TL_NS_PER_SEC)
 #define INFLIGHT_BYTES 65536
