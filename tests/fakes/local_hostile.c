@@ -18,6 +18,7 @@
 
 #define SLOTS 16
 #define SEGMENT_BYTES 8192
+#define SOURCE_BYTES (SEGMENT_BYTES + TL_SLOT_BYTES) /* what writes and messages are made of */
 #define GUARD 0xa5
 #define LONGEST_READ_MS 60000
 
@@ -133,7 +134,7 @@ static void expose(struct hostile *hostile)
     TL_CHECK(tl_queue_pair_expose(hostile->pair, hostile->region, hostile->region->address, SEGMENT_BYTES,
                                   &hostile->exposure, &error) == TL_OK);
     hostile->users = malloc(HOSTILE_TARGET_BYTES);
-    hostile->source = calloc(1, SEGMENT_BYTES);
+    hostile->source = calloc(1, SOURCE_BYTES);
     TL_CHECK(hostile->users != NULL && hostile->source != NULL);
     memset(hostile->users, GUARD, HOSTILE_TARGET_BYTES);
     if (hostile->pair->outside_refusal != NULL) return;
