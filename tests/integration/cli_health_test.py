@@ -551,19 +551,23 @@ class Whole(HealthCase):
                          set(remedies("was not dialled: Too many open files")))
 
     def test_the_command_lacks_descriptors_in_grpc(self):
-        """Its own look at the port takes fewer descriptors than the call, and goes well."""
+        """Its own look at the port takes fewer descriptors than the call, and goes well. With one descriptor too few it
+        is mostly the socket that is lacking; when it is what wakes one of gRPC's threads, gRPC aborts."""
         cluster = self.cluster(ps=1, extra={"protocol": "grpc"})
         cluster.start()
-        said = []
+        wanted = (f"tensorlane ls: {cluster.address()} was not dialled: Too many open files; this process needs more "
+                  "descriptors or memory\n")
         env = environment(ASAN_OPTIONS="detect_leaks=0")  # The search for leaks takes descriptors, too.
-        for limit in range(5, 50):
-            few = functools.partial(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, limit))
-            result = run("ls", "--address", cluster.address(), env=env, preexec_fn=few)
-            if result.returncode == 0:
+        for _ in range(5):
+            for limit in range(5, 50):
+                few = functools.partial(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, limit))
+                result = run("ls", "--address", cluster.address(), env=env, preexec_fn=few)
+                if result.returncode == 0:
+                    break
+                said = result.stderr
+            if said == wanted:
                 break
-            said.append(result.stderr)
-        self.assertEqual(said[-1], f"tensorlane ls: {cluster.address()} was not dialled: Too many open files; this "
-                                   "process needs more descriptors or memory\n")
+        self.assertEqual(said, wanted)
 
     def test_not_started(self):
         cluster = self.cluster(ps=1, worker=1)
