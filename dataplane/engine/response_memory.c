@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/arith.h"
 #include "base/error.h"
 #include "tensor/mapped_tensor.h"
 #include "tensor/piece.h"
@@ -43,10 +42,9 @@ bool response_share(struct response *response)
 bool response_may_be_inline(const struct response *response)
 {
     const struct tl_meta_data *meta_data = tl_tensor_meta_data(response->sending->offer.tensor);
-    uint64_t most_bytes = response->conn->responses.inline_bytes;
-    if (!response->is_fixed) most_bytes = tl_min_u64(most_bytes, TL_INLINE_LIBRARY_BYTES);
-    if (meta_data->size_bytes > most_bytes || response->is_remote || response_is_on_device(response)) return false;
-    if (!response->is_fixed) return true;
+    bool is_small = meta_data->size_bytes <= response->conn->responses.inline_bytes;
+    if (!is_small || response->is_remote || response_is_on_device(response)) return false;
+    if (!response->is_fixed) return meta_data->size_bytes <= TL_INLINE_LIBRARY_BYTES;
     /* The peer refuses a value with other meta-data, and then other receivers may still have it. */
     return response->expected != NULL && tl_meta_data_is_equal(meta_data, &response->expected->meta_data);
 }

@@ -153,7 +153,7 @@ class Hosts(unittest.TestCase):
 
 class LockedMemory(unittest.TestCase):
     """The worker of the other host cannot start; the one of this host is sound."""
-    # The pool and 1024 slots in each direction, of 1152 bytes each.
+    # The pool, the slots of one peer, and what messages to it leave from.
     REASON = ('it could not start: rdma is "require", but no tensor can travel from here over verbs: the data plane '
               "needs 68.1 MB of locked memory, the limit is 65.5 KB")
     REMEDY = ("raise it: ulimit -l unlimited in the shell, LimitMEMLOCK=infinity in the systemd unit, --ulimit "
