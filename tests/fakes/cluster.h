@@ -46,7 +46,7 @@ void cluster_open_all(struct cluster *cluster);
 struct tl_worker *cluster_open_client(const struct cluster *cluster);
 void cluster_close(struct cluster *cluster, unsigned task);
 void cluster_close_all(struct cluster *cluster);
-const char *cluster_task_name(unsigned task); /* The result lies in one of a few static buffers. */
+const char *cluster_task_name(unsigned task); /* The result lies in a static buffer: one thread alone may call it. */
 
 /* Returns how `worker` sees the peer `to`. */
 tl_peer_id cluster_peer(struct tl_worker *worker, unsigned to);

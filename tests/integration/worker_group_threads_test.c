@@ -15,6 +15,7 @@
 struct caller {
     pthread_t thread;
     unsigned number;
+    tl_peer_id owner; /* the worker that sends, as the receiver sees it */
     struct tl_cq *sends;
     char keys[ITEMS][KEY_BYTES];
     char problem[TL_ERROR_MESSAGE_BYTES];
@@ -106,11 +107,8 @@ static void *call(void *context)
     struct caller *caller = context;
     struct tl_error problem = {.message = "the values are wrong"};
     struct tl_completion end;
-    tl_peer_id peer;
-    if (tl_worker_find_peer(cluster.workers[1], cluster_task_name(0), &peer, &problem) != TL_OK)
-        return fail_caller(caller, problem.message);
     for (uint64_t step = 0; step < ROUNDS; step++) {
-        if (send_keys(caller, step, &problem) != TL_OK || !receive_keys(caller, peer, step, &problem))
+        if (send_keys(caller, step, &problem) != TL_OK || !receive_keys(caller, caller->owner, step, &problem))
             return fail_caller(caller, problem.message);
         if (tl_cq_wait(caller->sends, &end, 1, CLUSTER_LONG) != 1) return fail_caller(caller, "the group does not end");
         if (end.kind != TL_OP_SEND_MANY || end.ok_count != ITEMS) return fail_caller(caller, end.status.message);
@@ -126,6 +124,7 @@ START_TEST(many_callers)
     open_with(_i / 2 == 0 ? "grpc" : "auto", progress);
     for (unsigned i = 0; i < CALLERS; i++) {
         callers[i].number = i;
+        callers[i].owner = cluster_peer(cluster.workers[1], 0);
         callers[i].sends = cluster_cq();
         for (unsigned item = 0; item < ITEMS; item++)
             snprintf(callers[i].keys[item], KEY_BYTES, "k%u/%u", i, item);
