@@ -119,6 +119,7 @@ uint32_t tl_asked_keys_get(struct tl_asked_keys *keys, const char *key)
         if (entry == NULL) return TL_NO_KEY_NUMBER;
         entry->number = is_replacing ? oldest_entry(keys)->number : keys->count++;
         if (is_replacing) forget_entry(keys, oldest_entry(keys));
+        keys->has_replaced |= is_replacing;
         keys->by_number[entry->number] = entry;
     }
     if (entry == NULL) return TL_NO_KEY_NUMBER;
@@ -131,7 +132,7 @@ uint32_t tl_asked_keys_get(struct tl_asked_keys *keys, const char *key)
 static struct tl_asked_key *entry_at(const struct tl_asked_keys *keys, uint32_t number, const char *key)
 {
     struct tl_asked_key *entry = number < keys->count ? keys->by_number[number] : NULL;
-    return entry != NULL && strcmp(entry->key, key) == 0 ? entry : NULL;
+    return entry != NULL && (!keys->has_replaced || strcmp(entry->key, key) == 0) ? entry : NULL;
 }
 
 const struct tl_meta_cached *tl_asked_keys_expected(const struct tl_asked_keys *keys, uint32_t number, const char *key)
