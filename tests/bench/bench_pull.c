@@ -51,6 +51,9 @@ struct place {
 struct places {
     struct place *items;
     size_t count;
+    /* Of receive_together: allocated once, as by a program that receives again and again. */
+    struct tl_recv_item *asked;
+    struct tl_completion *completions;
 };
 
 struct client {
@@ -213,8 +216,10 @@ static void run_burst(struct client *client, uint64_t size_bytes, uint64_t count
 /* All places with one call. */
 static void receive_together(struct client *client, struct places *places)
 {
-    struct tl_recv_item *items = calloc(places->count, sizeof(*items));
-    struct tl_completion *completions = calloc(places->count, sizeof(*completions));
+    if (!places->asked) places->asked = calloc(places->count, sizeof(*places->asked));
+    if (!places->completions) places->completions = calloc(places->count, sizeof(*places->completions));
+    struct tl_recv_item *items = places->asked;
+    struct tl_completion *completions = places->completions;
     if (!items || !completions) bench_die("many", "no memory");
     for (size_t i = 0; i < places->count; i++)
         items[i] = (struct tl_recv_item){.key = places->items[i].key, .destination = places->items[i].tensor};
@@ -227,8 +232,6 @@ static void receive_together(struct client *client, struct places *places)
         count_received(client, &completions[i]);
         tl_tensor_put(completions[i].tensor);
     }
-    free(completions);
-    free(items);
 }
 
 static void run_many(struct client *client, uint64_t size_bytes, uint64_t count)
@@ -491,11 +494,13 @@ int bench_pull(const char *port, enum tl_progress progress, const char *protocol
     tl_cq_destroy(client.cq);
     for (size_t i = 0; i < BENCH_COUNT(bench_sizes); i++)
         tl_tensor_put(client.destinations[i]);
-    const struct places *groups[] = {&client.small, &client.model};
+    struct places *groups[] = {&client.small, &client.model};
     for (size_t i = 0; i < BENCH_COUNT(groups); i++) {
         for (size_t j = 0; j < groups[i]->count; j++)
             tl_tensor_put(groups[i]->items[j].tensor);
         free(groups[i]->items);
+        free(groups[i]->asked);
+        free(groups[i]->completions);
     }
     return EXIT_SUCCESS;
 }
