@@ -310,10 +310,9 @@ static void pair_message(void *owner, const void *data, uint32_t len_bytes)
 {
     struct tl_conn *conn = owner;
     struct tl_engine *engine = conn->engine;
-    /* Shared memory can change while it is read. */
     uint8_t copy[TL_SLOT_BYTES];
     uint32_t copy_bytes = len_bytes < sizeof(copy) ? len_bytes : (uint32_t)sizeof(copy);
-    memcpy(copy, data, copy_bytes);
+    tl_batch_copy(copy, data, copy_bytes);
     slot_used(conn);
     struct tl_batch batch;
     struct tl_error error;
@@ -336,6 +335,8 @@ static void pair_message(void *owner, const void *data, uint32_t len_bytes)
         engine->incoming.bytes = (const uint8_t *)data + (bytes - copy);
         engine->incoming.len_bytes = message_bytes;
         status = tl_message_decode(bytes, message_bytes, &engine->incoming.message, &error);
+        if (status == TL_OK && engine->incoming.message.is_inline && message_bytes > TL_STAYING_BYTES)
+            engine->incoming.message.data = engine->incoming.bytes + (engine->incoming.message.data - bytes);
         if (status == TL_OK && conn->state == CONN_CLOSING) {
             last_word(conn, &engine->incoming.message);
         } else if (status == TL_OK) {

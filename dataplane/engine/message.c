@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/prefetch.h"
 #include "base/text.h"
 #include "tensor/transfer.h"
 
@@ -104,6 +105,9 @@ const char *tl_message_name(enum tl_message_type type)
 _Static_assert(TL_MESSAGE_KEY_BYTES <= KEY_MAX_BYTES && TL_ERROR_MESSAGE_BYTES <= TEXT_MAX_BYTES,
                "messages are too short");
 _Static_assert(TL_BATCH_HEAD_BYTES + TL_MESSAGE_BYTES <= TL_SLOT_BYTES, "slots are too small");
+_Static_assert(HEAD_BYTES + NUMBER_MAX_BYTES + sizeof(uint64_t) + META_DATA_MAX_BYTES <= TL_INLINE_HEAD_BYTES &&
+                   TL_INLINE_HEAD_BYTES <= TL_STAYING_BYTES,
+               "the head of an inline value is too long");
 
 static inline uint8_t *put_u16(uint8_t *at, uint64_t value)
 {
@@ -594,6 +598,32 @@ bool tl_message_peek_done(const uint8_t *bytes, uint32_t len_bytes, uint32_t *re
     return true;
 }
 
+/* The length of the message that begins here and ends in left_bytes; tl_message_decode refuses what is no message. */
+static uint32_t message_bytes(const uint8_t *bytes, uint32_t left_bytes)
+{
+    uint32_t len_bytes = left_bytes >= HEAD_BYTES ? (uint32_t)get_u16(bytes + 2) : left_bytes;
+    return len_bytes < HEAD_BYTES || len_bytes > left_bytes ? left_bytes : len_bytes;
+}
+
+static bool has_staying_value(const uint8_t *bytes, uint32_t len_bytes)
+{
+    return len_bytes > TL_STAYING_BYTES && bytes[0] == TL_MESSAGE_DONE && (bytes[1] & FLAG_INLINE) != 0;
+}
+
+void tl_batch_copy(uint8_t *to, const uint8_t *batch, uint32_t len_bytes)
+{
+    uint32_t at = len_bytes < TL_BATCH_HEAD_BYTES ? len_bytes : TL_BATCH_HEAD_BYTES;
+    memcpy(to, batch, at);
+    while (len_bytes - at > TL_STAYING_BYTES) {
+        memcpy(to + at, batch + at, TL_INLINE_HEAD_BYTES);
+        uint32_t next_bytes = message_bytes(to + at, len_bytes - at);
+        if (!has_staying_value(to + at, next_bytes)) break;
+        tl_prefetch(batch + at + TL_INLINE_HEAD_BYTES, next_bytes - TL_INLINE_HEAD_BYTES);
+        at += next_bytes;
+    }
+    memcpy(to + at, batch + at, len_bytes - at);
+}
+
 enum tl_status tl_batch_decode_head(const uint8_t *bytes, uint32_t len_bytes, struct tl_batch *ret_batch,
                                     struct tl_error *ret_error)
 {
@@ -615,10 +645,8 @@ bool tl_batch_next(struct tl_batch *batch, const uint8_t **ret_bytes, uint32_t *
 {
     uint32_t left_bytes = (uint32_t)(batch->end - batch->at);
     if (left_bytes == 0) return false;
-    uint32_t len_bytes = left_bytes >= HEAD_BYTES ? (uint32_t)get_u16(batch->at + 2) : left_bytes;
-    if (len_bytes < HEAD_BYTES || len_bytes > left_bytes) len_bytes = left_bytes;
     *ret_bytes = batch->at;
-    *ret_len_bytes = len_bytes;
-    batch->at += len_bytes;
+    *ret_len_bytes = message_bytes(batch->at, left_bytes);
+    batch->at += *ret_len_bytes;
     return true;
 }

@@ -167,6 +167,13 @@ static inline uint64_t tl_from_difference(uint64_t difference, uint64_t base)
  * beginning, modulo 2^32. */
 void tl_batch_encode_head(uint8_t *buffer, uint32_t consumed);
 
+/* In a batch that begins with a message of more bytes, inline values of such messages stay where they are. */
+#define TL_STAYING_BYTES 1024
+/* Copies a batch out of memory that can change while it is read, so that what was checked stays as it was. Values that
+ * stay are not copied, and lie at the same place of `batch`: their bytes are not checked, and are copied to their
+ * destination next. */
+void tl_batch_copy(uint8_t *to, const uint8_t *batch, uint32_t len_bytes);
+
 /* A batch that is being read. */
 struct tl_batch {
     const uint8_t *at;
