@@ -17,6 +17,7 @@
 #include "base/arith.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/prefetch.h"
 #include "dataplane/local/local_internal.h"
 #include "dataplane/memory/pages.h"
 #include "dataplane/memory/segment.h"
@@ -167,6 +168,15 @@ static bool must_wait(struct local_pair *pair)
     return true;
 }
 
+/* Brings the slot with this number into the caches, if the peer has filled it. */
+static void prefetch_slot(const struct local_pair *pair, uint32_t number)
+{
+    const struct local_slot *slot = local_ring_slot(&pair->rings.in, number);
+    if (atomic_load_explicit(&slot->sequence, memory_order_relaxed) != number + 1) return;
+    uint32_t len_bytes = *(const volatile uint32_t *)&slot->message_bytes;
+    if (len_bytes <= TL_SLOT_BYTES) tl_prefetch(slot->message, len_bytes);
+}
+
 unsigned local_take_slots(struct local_pair *pair, unsigned most, unsigned most_messages)
 {
     enum local_state state = pair->state;
@@ -176,6 +186,7 @@ unsigned local_take_slots(struct local_pair *pair, unsigned most, unsigned most_
         if (atomic_load_explicit(&slot->sequence, memory_order_acquire) != pair->rings.in.next + 1 || must_wait(pair))
             break;
         uint32_t next = pair->rings.in.next;
+        prefetch_slot(pair, next + 1);
         message_count += take(pair, slot);
         if (pair->rings.in.next == next) return count + 1;
         count++;
