@@ -168,13 +168,14 @@ static bool must_wait(struct local_pair *pair)
     return true;
 }
 
-/* Brings the slot with this number into the caches, if the peer has filled it. */
+/* Brings the slot with this number into the caches, if the peer has filled it with a message. */
 static void prefetch_slot(const struct local_pair *pair, uint32_t number)
 {
     const struct local_slot *slot = local_ring_slot(&pair->rings.in, number);
     if (atomic_load_explicit(&slot->sequence, memory_order_relaxed) != number + 1) return;
     uint32_t len_bytes = *(const volatile uint32_t *)&slot->message_bytes;
-    if (len_bytes <= TL_SLOT_BYTES) tl_prefetch(slot->message, len_bytes);
+    bool is_message = *(const volatile uint16_t *)&slot->kind == LOCAL_SLOT_MESSAGE;
+    if (is_message && len_bytes <= TL_SLOT_BYTES) tl_prefetch(slot->message, len_bytes);
 }
 
 unsigned local_take_slots(struct local_pair *pair, unsigned most, unsigned most_messages)
