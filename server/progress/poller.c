@@ -316,6 +316,17 @@ void tl_poller_borrow(struct tl_poller *poller)
     }
 }
 
+static void leave_all(struct tl_poller *poller)
+{
+    for (size_t i = 0; i < poller->reactor_count; i++) {
+        struct tl_polled_reactor *polled = &poller->reactors[i];
+        if (!polled->is_here) continue;
+        polled->is_here = false;
+        poller->here_count--;
+        tl_reactor_thread_leave(polled->thread);
+    }
+}
+
 void tl_poller_rest(struct tl_poller *poller)
 {
     for (unsigned i = 0; i < REST_TRIES && tl_poller_has_borrowed(poller); i++) {
@@ -323,7 +334,7 @@ void tl_poller_rest(struct tl_poller *poller)
         if (run_reactors(poller)) (void)run_closures(poller);
     }
     (void)run_closures(poller);
-    tl_poller_give_back(poller); /* it has more to do than the caller can wait for */
+    leave_all(poller); /* they have more to do than the caller can wait for */
 }
 
 void tl_poller_give_back(struct tl_poller *poller)

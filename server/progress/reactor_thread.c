@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -13,11 +14,11 @@
 
 enum reactor_owner {
     OWNER_THREAD,
-    OWNER_NONE, /* the reactor rests: it is armed, and belongs to the first who takes it */
+    OWNER_NONE, /* the reactor rests or was left, and belongs to the first who takes it */
     OWNER_BORROWER,
 };
 
-enum { WATCHED_CALL, WATCHED_REACTOR };
+enum { WATCHED_CALL, WATCHED_LEFT, WATCHED_REACTOR };
 
 /* A borrower that comes and goes leaves events behind, such as the credit that a peer returns now and then. The thread
  * handles so many of them, and rests the reactor again each time, before it keeps a reactor that is not borrowed. */
@@ -75,15 +76,18 @@ static bool rest_again(struct tl_reactor_thread *thread)
 static void watch(struct tl_reactor_thread *thread)
 {
     struct epoll_event event;
-    uint64_t calls;
+    uint64_t count_read;
     int count = epoll_wait(thread->epoll_fd, &event, 1, -1);
     TL_CHECK(count >= 0 || errno == EINTR);
     if (count <= 0) return;
     if (event.data.u32 == WATCHED_CALL) {
-        (void)!read(thread->call_fd, &calls, sizeof(calls));
+        (void)!read(thread->call_fd, &count_read, sizeof(count_read));
         return;
     }
-    atomic_store(&thread->is_watched, false);
+    if (event.data.u32 == WATCHED_LEFT)
+        (void)!read(thread->left_fd, &count_read, sizeof(count_read));
+    else
+        atomic_store(&thread->is_watched, false);
     if (take(thread, OWNER_THREAD) && !rest_again(thread)) atomic_fetch_add(&thread->taken_count, 1);
 }
 
@@ -114,15 +118,19 @@ static void call(const struct tl_reactor_thread *thread)
 static bool open_descriptors(struct tl_reactor_thread *thread)
 {
     struct epoll_event call_event = {.events = EPOLLIN, .data.u32 = WATCHED_CALL};
+    struct epoll_event left_event = {.events = EPOLLIN, .data.u32 = WATCHED_LEFT};
     struct epoll_event reactor_event = {.events = EPOLLONESHOT, .data.u32 = WATCHED_REACTOR};
     thread->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (thread->epoll_fd >= 0) thread->call_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    return thread->call_fd >= 0 && epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, thread->call_fd, &call_event) == 0 &&
+    if (thread->call_fd >= 0) thread->left_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    return thread->left_fd >= 0 && epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, thread->call_fd, &call_event) == 0 &&
+           epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, thread->left_fd, &left_event) == 0 &&
            epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, tl_reactor_fd(thread->reactor), &reactor_event) == 0;
 }
 
 static void close_descriptors(const struct tl_reactor_thread *thread)
 {
+    if (thread->left_fd >= 0) close(thread->left_fd);
     if (thread->call_fd >= 0) close(thread->call_fd);
     if (thread->epoll_fd >= 0) close(thread->epoll_fd);
 }
@@ -132,7 +140,7 @@ enum tl_status tl_reactor_thread_start(struct tl_reactor_thread *thread, struct 
                                        struct tl_error *ret_error)
 {
     *thread = (struct tl_reactor_thread){
-        .reactor = reactor, .executor = executor, .loop = loop, .epoll_fd = -1, .call_fd = -1};
+        .reactor = reactor, .executor = executor, .loop = loop, .epoll_fd = -1, .call_fd = -1, .left_fd = -1};
     enum tl_status status = TL_OK;
     if (!open_descriptors(thread)) {
         status = tl_error_set_errno(ret_error, errno, "no descriptor for the thread of %s",
@@ -169,6 +177,13 @@ bool tl_reactor_thread_borrow(struct tl_reactor_thread *thread)
 bool tl_reactor_thread_rest(struct tl_reactor_thread *thread)
 {
     return rest(thread);
+}
+
+void tl_reactor_thread_leave(struct tl_reactor_thread *thread)
+{
+    const struct itimerspec time = {.it_value.tv_nsec = TL_REACTOR_LEFT_NS};
+    TL_CHECK(timerfd_settime(thread->left_fd, 0, &time, NULL) == 0);
+    atomic_store(&thread->owner, OWNER_NONE);
 }
 
 void tl_reactor_thread_give_back(struct tl_reactor_thread *thread)

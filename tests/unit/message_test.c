@@ -665,6 +665,48 @@ START_TEST(batch_that_ends_in_a_message)
 END_TEST
 
 /* Whatever a REQUEST says of its key can be read before it is decoded; of what is cut, or no REQUEST, nothing is. */
+/* Of a batch that begins with a large inline value, such values are not copied, and all other bytes are, also where the
+ * batch ends too early or a length lies. */
+START_TEST(batch_with_large_values)
+{
+    static uint8_t value[2000], from[3 * sizeof(value)], to[sizeof(from)];
+    uint32_t len_bytes = TL_BATCH_HEAD_BYTES, starts[3];
+    memset(value, 0x77, sizeof(value));
+    tl_batch_encode_head(from, 5);
+    for (unsigned i = 0; i < 3; i++) {
+        compose(i < 2 ? TL_MESSAGE_DONE : TL_MESSAGE_GOODBYE);
+        message.is_inline = i < 2;
+        message.data = value;
+        message.meta_data = (struct tl_meta_data){
+            .dtype = TL_U8, .shape = {.rank = 1, .dims = {sizeof(value)}}, .size_bytes = sizeof(value)};
+        starts[i] = len_bytes;
+        len_bytes += tl_message_encode(&message, from + len_bytes);
+    }
+    memset(to, 0xee, sizeof(to));
+    tl_batch_copy(to, from, len_bytes);
+    ck_assert_int_eq(tl_batch_decode_head(to, len_bytes, &batch, NULL), TL_OK);
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert(tl_batch_next(&batch, &found, &found_bytes) && found == to + starts[i]);
+        ck_assert_int_eq(tl_message_decode(found, found_bytes, &decoded, NULL), TL_OK);
+        if (i == 2) break;
+        ck_assert_mem_eq(from + (decoded.data - to), value, sizeof(value));
+        ck_assert_uint_eq(found[found_bytes - 1], 0xee);
+    }
+    ck_assert_int_eq(decoded.type, TL_MESSAGE_GOODBYE);
+    for (uint32_t cut = 0; cut < len_bytes; cut++) {
+        memset(to, 0xee, sizeof(to));
+        tl_batch_copy(to, from, cut);
+        ck_assert_uint_eq(to[cut], 0xee);
+    }
+    from[TL_BATCH_HEAD_BYTES + 3] = 0xff; /* the length of the first message */
+    tl_batch_copy(to, from, len_bytes);
+    ck_assert_int_eq(tl_batch_decode_head(to, len_bytes, &batch, NULL), TL_OK);
+    ck_assert(tl_batch_next(&batch, &found, &found_bytes));
+    ck_assert_uint_eq(found_bytes, len_bytes - TL_BATCH_HEAD_BYTES);
+    ck_assert_int_eq(tl_message_decode(found, found_bytes, &decoded, NULL), TL_INVALID_ARGUMENT);
+}
+END_TEST
+
 START_TEST(keys_are_peeked)
 {
     struct tl_message_key key;
@@ -745,6 +787,7 @@ int main(void)
     tcase_add_test(tcase, batch_of_messages);
     tcase_add_test(tcase, batch_without_a_message);
     tcase_add_test(tcase, batch_that_ends_in_a_message);
+    tcase_add_test(tcase, batch_with_large_values);
     tcase_add_loop_test(tcase, keys_are_peeked, 0, 2);
     tcase_add_test(tcase, handles);
     suite_add_tcase(suite, tcase);

@@ -295,6 +295,24 @@ START_TEST(a_busy_reactor_rests)
 }
 END_TEST
 
+/* A borrower that takes a few results at a time finds the reactor that it has left, unless it is kept away for long. */
+START_TEST(a_borrower_finds_what_it_left)
+{
+    bool is_found = false;
+    for (unsigned i = 0; i < 100 && !is_found; i++) {
+        borrow();
+        atomic_store(&source.is_endless, true);
+        tl_poller_rest(&poller);
+        ck_assert(!tl_poller_has_borrowed(&poller));
+        poller.begun_count = 0;
+        tl_poller_borrow(&poller);
+        is_found = tl_poller_has_borrowed(&poller);
+        atomic_store(&source.is_endless, false);
+    }
+    ck_assert(is_found);
+}
+END_TEST
+
 /* What has no end goes on in the thread. */
 START_TEST(a_reactor_that_cannot_rest_goes_back)
 {
@@ -391,6 +409,7 @@ int main(void)
     add(suite, "takes", the_thread_takes_what_rests);
     add(suite, "few", few_events_leave_it_resting);
     add(suite, "busy", a_busy_reactor_rests);
+    add(suite, "left", a_borrower_finds_what_it_left);
     add(suite, "endless", a_reactor_that_cannot_rest_goes_back);
     add(suite, "false_alarm", a_false_alarm_leaves_it_resting);
     add(suite, "given_back", given_back);
