@@ -498,7 +498,7 @@ static ALWAYS_INLINE enum tl_status take_data(struct reader *reader, struct tl_m
 {
     uint64_t size_bytes = message->meta_data.size_bytes;
     message->data = take(reader, size_bytes);
-    if (message->has_meta_data && size_bytes > 0 && message->data != NULL) return TL_OK;
+    if (size_bytes > 0 && message->data != NULL) return TL_OK;
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "an inline value without its bytes or its meta-data");
 }
 
