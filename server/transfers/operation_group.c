@@ -311,12 +311,14 @@ static bool is_on_data_connection(const struct tl_op *op)
     return op->kind == TL_OP_RECV && op->receive.request.carrier == TL_CARRIER_SESSION;
 }
 
+/* A member that was ended before it began may belong to the program already. */
 static void prefetch_ahead(const struct op_group *group, size_t place)
 {
     if (place + 2 * PREFETCHED_AHEAD < group->count)
         tl_prefetch(&group->ops[place + 2 * PREFETCHED_AHEAD], sizeof(struct tl_op));
-    if (place + PREFETCHED_AHEAD < group->count && group->ops[place + PREFETCHED_AHEAD].tensor != NULL)
-        tl_tensor_prefetch(group->ops[place + PREFETCHED_AHEAD].tensor);
+    if (place + PREFETCHED_AHEAD >= group->count) return;
+    const struct tl_op *later = &group->ops[place + PREFETCHED_AHEAD];
+    if (later->state == OP_NEW && later->tensor != NULL) tl_tensor_prefetch(later->tensor);
 }
 
 /* Starts members, at most `count`. Returns how many were looked at. */

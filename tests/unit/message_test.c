@@ -664,7 +664,6 @@ START_TEST(batch_that_ends_in_a_message)
 }
 END_TEST
 
-/* Whatever a REQUEST says of its key can be read before it is decoded; of what is cut, or no REQUEST, nothing is. */
 /* Of a batch that begins with a large inline value, such values are not copied, and all other bytes are, also where the
  * batch ends too early or a length lies. */
 START_TEST(batch_with_large_values)
@@ -707,6 +706,7 @@ START_TEST(batch_with_large_values)
 }
 END_TEST
 
+/* Whatever a REQUEST says of its key can be read before it is decoded; of what is cut, or no REQUEST, nothing is. */
 START_TEST(keys_are_peeked)
 {
     struct tl_message_key key;
