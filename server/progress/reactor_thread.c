@@ -179,11 +179,12 @@ bool tl_reactor_thread_rest(struct tl_reactor_thread *thread)
     return rest(thread);
 }
 
+/* The time begins when the reactor has no owner: before that its thread could not take it, and would not look again. */
 void tl_reactor_thread_leave(struct tl_reactor_thread *thread)
 {
     const struct itimerspec time = {.it_value.tv_nsec = TL_REACTOR_LEFT_NS};
-    TL_CHECK(timerfd_settime(thread->left_fd, 0, &time, NULL) == 0);
     atomic_store(&thread->owner, OWNER_NONE);
+    TL_CHECK(timerfd_settime(thread->left_fd, 0, &time, NULL) == 0);
 }
 
 void tl_reactor_thread_give_back(struct tl_reactor_thread *thread)
