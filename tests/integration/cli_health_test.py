@@ -1078,7 +1078,7 @@ class Compared(HealthCase):
         for state, reason in (("down", late), ("connecting", late), ("down", refused), ("down", other)):
             code, rows = self.workers({"peers": [self.peer(1, state, reason), self.peer(2)]},
                                       {"peers": [self.peer(0), self.peer(2)]}, {})
-            self.assertEqual((code, [row["healthy"] for row in rows]), (4, [False, False, True]))
+            self.assertEqual((code, [row["healthy"] for row in rows]), (4, [False, False, True]), rows)
             self.assertEqual((rows[0]["stage"], rows[1]["stage"]), ("paths", "paths"))
             rest = f" at {rows[1]['address']}: {reason.split('; ', maxsplit=1)[0]}"
             self.assertEqual(rows[0]["reason"], f"it cannot reach /job:ps/task:1{rest}")
@@ -1124,7 +1124,7 @@ class Compared(HealthCase):
         self.serve("right.json", "worker", 0, cluster={"ps": [ps], "worker": [first, second]})
         self.serve("wrong.json", "worker", 1, cluster={"ps": [ps], "worker": {"1": second}})
         code, rows, _ = self.rows(path)
-        self.assertEqual((code, [row["healthy"] for row in rows.values()]), (4, [True, False, False]))
+        self.assertEqual((code, [row["healthy"] for row in rows.values()]), (4, [True, False, False]), rows)
         self.assertEqual(rows["/job:worker/task:1"]["reason"], "it runs with another cluster.json than "
                          "/job:worker/task:0: it lacks /job:worker/task:0")
 
@@ -1149,7 +1149,7 @@ class Compared(HealthCase):
         asked = {"peers": [self.peer(1)]}
         for state, code in (("up", 0), ("idle", 4), ("down", 4)):
             found, rows = self.workers({"peers": [self.peer(0), self.peer(1, state)]}, asked)
-            self.assertEqual((found, [row["healthy"] for row in rows]), (code, 2 * [code == 0]))
+            self.assertEqual((found, [row["healthy"] for row in rows]), (code, 2 * [code == 0]), rows)
             self.assertEqual(rows[1]["reason"],
                              "it runs with another cluster.json than /job:ps/task:0: it lacks /job:ps/task:0")
             self.assertIn("which lacks this worker", rows[0]["reason"])
@@ -1176,7 +1176,7 @@ class Compared(HealthCase):
         code, rows = self.workers(
             {"peers": [self.peer(0, address="a:1"), self.peer(1, "down", reason, address="10.0.0.9:4000")]},
             {"peers": [self.peer(0, address="a:1"), self.peer(1, address="10.0.0.2:4000")]})
-        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [False, False]))
+        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [False, False]), rows)
         for row in rows:
             self.assertIn("cannot reach", row["reason"])
             self.assertIn("10.0.0.9:4000 refused the connection", row["reason"])
@@ -1247,7 +1247,7 @@ class Compared(HealthCase):
         code, rows = self.workers(
             {"peers": [*members, seen[5]]}, {"peers": [*members, seen[6]]},
             {"peers": [*members, self.peer(2)], "incarnation": 5, "host_name": "host-5", "process_id": 50})
-        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, True, False]))
+        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, True, False]), rows)
         self.assertEqual(rows[2]["reason"],
                          "two processes are /job:ps/task:2: process 50 on host-5 and process 60 on host-6")
         code, rows = self.workers(
@@ -1286,7 +1286,7 @@ class Compared(HealthCase):
         code, rows = self.answers([says(7), None], [says(8)], [restarted])
         self.assertEqual((code, [row["reason"] for row in rows]), (0, ["", "", ""]))
         code, rows = self.answers([says(7), says(7)], [says(8)], [restarted])
-        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, True, False]))
+        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, True, False]), rows)
 
     def test_a_long_reason(self):
         """A worker tells of two processes in more bytes than a row has."""
@@ -1295,7 +1295,7 @@ class Compared(HealthCase):
                              (4000 * "x", "stop one of them")):
             code, rows = self.workers({"peers": [self.peer(0), self.peer(1, "up", "two processes are " + rest)]},
                                       {"peers": [self.peer(0), self.peer(1)]}, {})
-            self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, False, True]))
+            self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, False, True]), rows)
             self.assertRegex(rows[1]["reason"], "^two processes are x{900}")
             self.assertEqual(rows[1]["remedy"], remedy)
             self.assertEqual([rows[n]["reason"] + rows[n]["remedy"] for n in (0, 2)], ["", ""])
@@ -1309,7 +1309,7 @@ class Compared(HealthCase):
             code, rows = self.workers(first, second)
             self.assertEqual((code, [row["reason"] for row in rows]), (0, ["", ""]))
         code, rows = self.workers({"peers": [self.peer(1, "down", "refused")]}, {"is_serving": False})
-        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, False]))
+        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, False]), rows)
         self.assertEqual(rows[1]["stage"], "serving")
 
 
