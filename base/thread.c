@@ -7,6 +7,8 @@
  */
 #include "base/thread.h"
 
+#include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <string.h>
@@ -86,4 +88,10 @@ enum tl_status tl_thread_check_available(unsigned count, struct tl_error *ret_er
     for (unsigned i = 0; i < MAX_SETTLE_LOOKS && count_threads() > before; i++)
         usleep(SETTLE_PAUSE_US);
     return status;
+}
+
+unsigned tl_thread_processor_count(void)
+{
+    cpu_set_t processors;
+    return sched_getaffinity(0, sizeof(processors), &processors) == 0 ? (unsigned)CPU_COUNT(&processors) : UINT_MAX;
 }

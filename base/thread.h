@@ -18,4 +18,7 @@ enum tl_status tl_thread_start(const char *name, void *(*run)(void *argument), v
 #define TL_THREAD_MAX_PROBES 64
 enum tl_status tl_thread_check_available(unsigned count, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Returns how many processors the calling thread may use. Where the system does not say: UINT_MAX. */
+unsigned tl_thread_processor_count(void);
+
 #endif

@@ -53,7 +53,9 @@
 /* The loop's owner gives the connections back when nothing has come for so long. */
 #define DRIVEN_NS TL_NS_PER_MS
 /* From so many bytes in one pass on the thread moves them, beside what the owner does with those before. */
-#define BULK_BYTES (64 * 1024)
+#define BULK_BYTES (256 * 1024)
+/* With no more processors than these the thread would take its time from the owner, or from a peer within the host. */
+#define FEW_PROCESSORS 2
 #define NAME_PREFIX "tensorlane-"
 /* What each end of a pair may have under way, as far as the system allows (net.core.wmem_max). With the system's
  * default of 208 KiB gRPC and the relay wake each other for each piece of that size. */
@@ -105,7 +107,8 @@ struct tl_tls_relay {
     int64_t period_ns;             /* when certificates are looked at next */
     int64_t moved_ns;              /* when something was moved last while it is driven */
     size_t pass_bytes;             /* moved in this pass */
-    int64_t bulk_ns;               /* when a pass last moved BULK_BYTES */
+    bool may_help;                 /* the thread moves beside the owner where much is to be moved */
+    int64_t helped_ns;             /* when there was so much last */
     struct tl_log_limit log_limit; /* for each peer whose TLS went wrong */
     uint8_t *buffer;               /* [STEP_BYTES] */
 };
@@ -307,11 +310,17 @@ static bool move_out(struct tl_tls_relay *relay, struct relayed *relayed)
     return false;
 }
 
+/* Much has been moved in this pass: the thread moves the next bytes while gRPC has these. */
+static bool needs_help(const struct tl_tls_relay *relay)
+{
+    return relay->may_help && relay->pass_bytes >= BULK_BYTES;
+}
+
 /* Moves what can be moved, for a bounded time, and ends the connection when nothing is left to do for it. */
 static void move(struct tl_tls_relay *relay, struct relayed *relayed)
 {
     for (unsigned step = 0; step < MAX_STEPS; step++) {
-        if (relay->pass_bytes >= BULK_BYTES && atomic_load(&relay->is_driven)) break;
+        if (needs_help(relay) && atomic_load(&relay->is_driven)) break;
         bool has_moved = move_in(relay, relayed);
         has_moved = move_out(relay, relayed) || has_moved;
         if (has_moved) continue;
@@ -423,7 +432,7 @@ static unsigned move_all(struct tl_tls_relay *relay, int timeout_ms)
     relay->pass_bytes = 0;
     while ((place = tl_list_pop_front(&moving)) != NULL)
         move(relay, TL_CONTAINER_OF(place, struct relayed, ready));
-    if (relay->pass_bytes >= BULK_BYTES) relay->bulk_ns = tl_clock_now_ns();
+    if (needs_help(relay)) relay->helped_ns = tl_clock_now_ns();
     return count > 0 ? (unsigned)count : has_any;
 }
 
@@ -486,7 +495,7 @@ bool tl_tls_relay_enter(struct tl_tls_relay *relay)
 {
     if (pthread_mutex_trylock(&relay->moving) != 0) return false;
     int64_t now_ns = tl_clock_now_ns();
-    bool may_enter = !tl_list_is_empty(&relay->all) && now_ns - relay->bulk_ns >= DRIVEN_NS;
+    bool may_enter = !tl_list_is_empty(&relay->all) && now_ns - relay->helped_ns >= DRIVEN_NS;
     if (may_enter) {
         relay->moved_ns = now_ns;
         set_driven(relay, true);
@@ -513,7 +522,7 @@ unsigned tl_tls_relay_drive(struct tl_tls_relay *relay, int64_t deadline_ns, boo
         count = move_all(relay, wait_ms_until(deadline_ns));
         int64_t now_ns = tl_clock_now_ns();
         if (count > 0) relay->moved_ns = now_ns;
-        *ret_is_over = now_ns - relay->moved_ns >= DRIVEN_NS || relay->pass_bytes >= BULK_BYTES;
+        *ret_is_over = now_ns - relay->moved_ns >= DRIVEN_NS || needs_help(relay);
         if (*ret_is_over) set_driven(relay, false);
     }
     pthread_mutex_unlock(&relay->moving);
@@ -528,6 +537,7 @@ enum tl_status tl_tls_relay_create(struct tl_tls_relay **ret_relay, struct tl_er
     if (relay == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS connections");
     pthread_mutex_init(&relay->mutex, NULL);
     pthread_mutex_init(&relay->moving, NULL);
+    relay->may_help = tl_thread_processor_count() > FEW_PROCESSORS;
     tl_log_limit_init(&relay->log_limit);
     tl_list_init(&relay->added);
     tl_list_init(&relay->all);

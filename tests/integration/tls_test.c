@@ -13,6 +13,7 @@
 #include <openssl/ssl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -66,6 +68,32 @@ __attribute__((visibility("default"))) time_t time(time_t *ret_now)
     now.tv_sec += atomic_load(&passed_s);
     if (ret_now != NULL) *ret_now = now.tv_sec;
     return now.tv_sec;
+}
+
+/* As many processors as a test wants. */
+static unsigned processor_count;
+
+__attribute__((visibility("default"))) int sched_getaffinity(pid_t thread, size_t size_bytes, cpu_set_t *ret_processors)
+{
+    if (processor_count == 0)
+        return (int)syscall(SYS_sched_getaffinity, thread, size_bytes, ret_processors) < 0 ? -1 : 0;
+    CPU_ZERO_S(size_bytes, ret_processors);
+    for (size_t i = 0; i < processor_count; i++)
+        CPU_SET_S(i, size_bytes, ret_processors);
+    return 0;
+}
+
+/* The relay takes from gRPC's ends with this. */
+static atomic_size_t moved_here_bytes, moved_elsewhere_bytes;
+static pthread_t test_thread;
+
+__attribute__((visibility("default"))) ssize_t recv(int fd, void *bytes, size_t capacity, int flags)
+{
+    ssize_t got = recvfrom(fd, bytes, capacity, flags, NULL, NULL);
+    if (got > 0)
+        atomic_fetch_add(pthread_equal(pthread_self(), test_thread) ? &moved_here_bytes : &moved_elsewhere_bytes,
+                         (size_t)got);
+    return got;
 }
 
 /* ------------------------------------------------------------------------------------------------------- sides -- */
@@ -121,6 +149,7 @@ static void listen_here(void)
 
 static void setup(void)
 {
+    processor_count = 0;
     temp_folder_make();
     authority_init(&authority, "test authority", temp_path("ca.pem"));
     side_name_files(&server, "server");
@@ -385,6 +414,68 @@ START_TEST(closures_between_rounds_move_bytes)
         assert_comes(connected.server_fd);
     }
     ck_assert_uint_ge(taken_count, 90); /* the relay thread takes the others: it was at work */
+    disconnect(&connected);
+}
+END_TEST
+
+enum { LARGE_BYTES = 4 << 20, PIECE_BYTES = 512 << 10 };
+
+/* A closure that writes a piece of a large tensor. */
+struct writing_large {
+    struct tl_closure closure;
+    int fd;
+    size_t written_bytes;
+};
+
+static void write_piece(struct tl_closure *closure)
+{
+    static const uint8_t piece[PIECE_BYTES];
+    struct writing_large *writing = TL_CONTAINER_OF(closure, struct writing_large, closure);
+    size_t left_bytes = LARGE_BYTES - writing->written_bytes;
+    tl_loop_begin_write(loop);
+    ssize_t sent = send(writing->fd, piece, left_bytes < PIECE_BYTES ? left_bytes : PIECE_BYTES, MSG_DONTWAIT);
+    if (sent > 0) writing->written_bytes += (size_t)sent;
+}
+
+static void pass_large(const struct connected *connected)
+{
+    static uint8_t received[PIECE_BYTES];
+    struct writing_large writing = {.closure.run = write_piece, .fd = connected->client_fd};
+    size_t received_bytes = 0;
+    test_thread = pthread_self();
+    atomic_store(&moved_here_bytes, 0);
+    atomic_store(&moved_elsewhere_bytes, 0);
+    while (received_bytes < LARGE_BYTES) {
+        if (writing.written_bytes < LARGE_BYTES) tl_loop_post(loop, &writing.closure);
+        (void)tl_loop_run_once(loop, 0);
+        ssize_t got = recvfrom(connected->server_fd, received, sizeof(received), MSG_DONTWAIT, NULL, NULL);
+        if (got > 0) received_bytes += (size_t)got;
+    }
+    ck_assert_uint_eq(atomic_load(&moved_here_bytes) + atomic_load(&moved_elsewhere_bytes), LARGE_BYTES);
+}
+
+/* A loop at work moves large tensors by itself where a thread beside it would take its processor from others. The
+ * thread has them after a millisecond in which other programs keep the loop from its work. */
+START_TEST(large_tensors_on_two_processors)
+{
+    processor_count = 2;
+    struct connected connected = connect_driven();
+    size_t most_bytes = 0;
+    for (unsigned i = 0; i < 100 && most_bytes < LARGE_BYTES; i++) {
+        pass_large(&connected);
+        most_bytes = tl_max_u64(most_bytes, atomic_load(&moved_here_bytes));
+    }
+    ck_assert_uint_eq(most_bytes, LARGE_BYTES);
+    disconnect(&connected);
+}
+END_TEST
+
+START_TEST(large_tensors_on_many_processors)
+{
+    processor_count = 64;
+    struct connected connected = connect_driven();
+    pass_large(&connected);
+    ck_assert_uint_gt(atomic_load(&moved_elsewhere_bytes), 0);
     disconnect(&connected);
 }
 END_TEST
@@ -1219,6 +1310,8 @@ int main(void)
     ADD(bytes_pass_both_ways, 1);
     ADD(a_loop_at_work_moves_bytes, 1);
     ADD(closures_between_rounds_move_bytes, 1);
+    ADD(large_tensors_on_two_processors, 1);
+    ADD(large_tensors_on_many_processors, 1);
     ADD(a_loop_that_stops_working_gives_its_connections_back, 1);
     ADD(what_was_sent_before_the_end_arrives, 1);
     ADD(what_waits_for_a_peer_is_bounded, 1);
