@@ -87,9 +87,7 @@ static void release(struct tl_poller *poller)
 /* With more requests under way reactors are not borrowed. */
 static int64_t most_to_borrow(void)
 {
-    cpu_set_t processors;
-    bool is_known = sched_getaffinity(0, sizeof(processors), &processors) == 0;
-    return is_known && CPU_COUNT(&processors) <= FEW_PROCESSORS ? INT64_MAX : FEW_REQUESTS;
+    return tl_thread_processor_count() <= FEW_PROCESSORS ? INT64_MAX : FEW_REQUESTS;
 }
 
 enum tl_status tl_poller_init(struct tl_poller *poller, struct tl_loop *loop, const struct tl_executor *loop_executor,
@@ -296,6 +294,7 @@ static bool take(struct tl_poller *poller, struct tl_polled_reactor *polled)
 {
     const struct tl_executor *former = tl_executor_enter(polled->executor);
     polled->is_here = tl_reactor_thread_borrow(polled->thread);
+    polled->is_left = false;
     tl_executor_leave(former);
     poller->here_count += polled->is_here;
     return polled->is_here;
@@ -323,6 +322,7 @@ static void leave_all(struct tl_poller *poller)
         if (!polled->is_here) continue;
         polled->is_here = false;
         poller->here_count--;
+        polled->is_left = true;
         tl_reactor_thread_leave(polled->thread);
     }
 }
@@ -341,6 +341,7 @@ void tl_poller_give_back(struct tl_poller *poller)
 {
     for (size_t i = 0; i < poller->reactor_count; i++) {
         struct tl_polled_reactor *polled = &poller->reactors[i];
+        if (polled->is_left) (void)take(poller, polled); /* what is to be done now would wait for its thread */
         if (polled->thread == NULL || !polled->is_here) continue;
         polled->is_here = false;
         poller->here_count--;

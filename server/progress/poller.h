@@ -35,6 +35,7 @@ struct tl_polled_reactor {
     const struct tl_executor *executor;
     struct tl_reactor_thread *thread; /* lends the reactor; NULL: it has no thread */
     bool is_here;                     /* it belongs to the owner of the loop, always without a thread */
+    bool is_left;                     /* its thread takes it later, if it has not yet */
     int64_t spin_ns;                  /* how long a busy owner polls without a result before it sleeps */
     int64_t beat_ns;                  /* how often the helper checks that rounds are run */
 };

@@ -313,6 +313,22 @@ START_TEST(a_borrower_finds_what_it_left)
 }
 END_TEST
 
+/* When the loop goes to one who borrows nothing, the thread has at once what was left. */
+START_TEST(what_was_left_is_given_back)
+{
+    for (unsigned i = 0; i < 10; i++) {
+        borrow();
+        atomic_store(&source.is_endless, true);
+        tl_poller_rest(&poller);
+        tl_poller_give_back(&poller);
+        poller.begun_count = 0;
+        tl_poller_borrow(&poller);
+        ck_assert(!tl_poller_has_borrowed(&poller));
+        atomic_store(&source.is_endless, false);
+    }
+}
+END_TEST
+
 /* What has no end goes on in the thread. */
 START_TEST(a_reactor_that_cannot_rest_goes_back)
 {
@@ -410,6 +426,7 @@ int main(void)
     add(suite, "few", few_events_leave_it_resting);
     add(suite, "busy", a_busy_reactor_rests);
     add(suite, "left", a_borrower_finds_what_it_left);
+    add(suite, "left_and_given", what_was_left_is_given_back);
     add(suite, "endless", a_reactor_that_cannot_rest_goes_back);
     add(suite, "false_alarm", a_false_alarm_leaves_it_resting);
     add(suite, "given_back", given_back);
