@@ -302,6 +302,11 @@ static unsigned move_bytes(struct tl_loop *loop, int64_t deadline_ns)
     return count;
 }
 
+void tl_loop_pause(struct tl_loop *loop)
+{
+    if (is_watching(loop) && tl_tls_relay_pause(loop->relay)) atomic_store(&loop->is_watching, false);
+}
+
 /* ------------------------------------------------------------------------------------------------------- rounds -- */
 
 static bool run_closures_and_timers(struct tl_loop *loop)

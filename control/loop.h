@@ -36,6 +36,8 @@ bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns);
 enum tl_status tl_loop_enter_relay(struct tl_loop *loop, struct tl_tls_relay *relay,
                                    struct tl_error *ret_error) TL_MUST_USE;
 void tl_loop_leave_relay(struct tl_loop *loop);
+/* The owner runs no round for now: what is left of these bytes is moved without it. */
+void tl_loop_pause(struct tl_loop *loop);
 /* gRPC is about to be given something to send, which leaves by the end of this round. */
 void tl_loop_begin_write(struct tl_loop *loop);
 

@@ -107,6 +107,7 @@ struct tl_tls_relay {
     int64_t period_ns;             /* when certificates are looked at next */
     int64_t moved_ns;              /* when something was moved last while it is driven */
     size_t pass_bytes;             /* moved in this pass */
+    size_t blocked_count;          /* connections whose peer does not take all that is to be sent */
     bool may_help;                 /* the thread moves beside the owner where much is to be moved */
     int64_t helped_ns;             /* when there was so much last */
     struct tl_log_limit log_limit; /* for each peer whose TLS went wrong */
@@ -164,12 +165,20 @@ static void close_end(struct tl_tls_relay *relay, const struct relay_end *end)
     (void)close(end->fd);
 }
 
+static void set_blocked(struct tl_tls_relay *relay, struct relayed *relayed, bool is_blocked)
+{
+    if (relayed->tcp.can_write == !is_blocked) return;
+    relayed->tcp.can_write = !is_blocked;
+    relay->blocked_count += is_blocked ? 1 : -1;
+}
+
 /* Takes it out of everything and closes its sockets. */
 static void relayed_end(struct tl_tls_relay *relay, struct relayed *relayed)
 {
     pthread_mutex_lock(&relay->mutex);
     tl_number_map_remove(&relay->by_id, relayed->id);
     pthread_mutex_unlock(&relay->mutex);
+    set_blocked(relay, relayed, false);
     tl_list_remove(&relayed->place);
     tl_list_remove(&relayed->ready);
     tl_tls_session_destroy(relayed->session);
@@ -284,7 +293,7 @@ static bool move_out(struct tl_tls_relay *relay, struct relayed *relayed)
     case TL_TLS_FLUSHED:
         break;
     case TL_TLS_BLOCKED:
-        relayed->tcp.can_write = false;
+        set_blocked(relay, relayed, true);
         return false;
     case TL_TLS_BROKEN:
         note_end(relayed, &relayed->is_wire_ended);
@@ -404,7 +413,9 @@ static void note_event(struct tl_tls_relay *relay, const struct epoll_event *eve
     if (end == NULL) return; /* an eventfd: edge-triggered, it need not be read */
     if ((event->events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) end->can_read = true;
     if ((event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) end->has_ended = true;
-    if ((event->events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0) end->can_write = true;
+    bool can_write = (event->events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
+    if (can_write && end == &end->relayed->tcp) set_blocked(relay, end->relayed, false);
+    if (can_write) end->can_write = true;
     set_ready(relay, end->relayed);
 }
 
@@ -527,6 +538,15 @@ unsigned tl_tls_relay_drive(struct tl_tls_relay *relay, int64_t deadline_ns, boo
     }
     pthread_mutex_unlock(&relay->moving);
     return count;
+}
+
+bool tl_tls_relay_pause(struct tl_tls_relay *relay)
+{
+    if (pthread_mutex_trylock(&relay->moving) != 0) return true; /* the thread takes them */
+    bool is_left = !tl_list_is_empty(&relay->ready) || relay->blocked_count > 0;
+    if (is_left) set_driven(relay, false);
+    pthread_mutex_unlock(&relay->moving);
+    return is_left;
 }
 
 /* ------------------------------------------------------------------------------------------------------ public -- */

@@ -45,6 +45,10 @@ bool tl_tls_relay_enter(struct tl_tls_relay *relay);
  * thread has taken the connections back: enter again before the next call. */
 unsigned tl_tls_relay_drive(struct tl_tls_relay *relay, int64_t deadline_ns, bool *ret_is_over);
 
+/* The owner drives no more for now. Returns whether it gives the connections back, because something is left to move.
+ */
+bool tl_tls_relay_pause(struct tl_tls_relay *relay);
+
 /* Ends connections whose peer the context does not accept, soon. */
 void tl_tls_relay_recheck(struct tl_tls_relay *relay, struct tl_tls_context *context);
 

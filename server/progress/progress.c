@@ -269,7 +269,10 @@ static void leave(struct tl_progress_engine *progress, struct tl_wait *wait)
     tl_list_remove(&wait->link);
     rest_locked(progress);
     hand_on(progress);
-    if (progress->mode == TL_PROGRESS_CALLER) return;
+    if (progress->mode == TL_PROGRESS_CALLER) {
+        if (is_loop_free(progress) && tl_list_is_empty(&progress->waits)) tl_loop_pause(progress->loop);
+        return;
+    }
     progress->last_left_ns = tl_clock_now_ns();
     /* What others posted during the last round has woken no thread. */
     if (is_loop_free(progress) && has_abandoned_work(progress)) {

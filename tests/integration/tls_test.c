@@ -470,6 +470,42 @@ START_TEST(large_tensors_on_two_processors)
 }
 END_TEST
 
+/* Returns whether the relay's thread has moved what a loop that runs no more rounds has left, before it looks anyway,
+ * once a second. */
+static bool is_rest_moved(const struct connected *connected)
+{
+    static uint8_t bytes[2 << 20];
+    struct writing_large writing = {.closure.run = write_piece, .fd = connected->client_fd};
+    int left_bytes = 1;
+    for (unsigned i = 0; i < sizeof(bytes) / PIECE_BYTES; i++)
+        write_piece(&writing.closure);
+    (void)tl_loop_run_once(loop, 0);
+    tl_loop_pause(loop);
+    int64_t paused_ns = tl_clock_now_ns();
+    for (size_t received = 0; received < writing.written_bytes;) {
+        struct pollfd wait = {.fd = connected->server_fd, .events = POLLIN};
+        ck_assert_int_eq(poll(&wait, 1, PATIENCE_MS), 1);
+        ssize_t got = read(connected->server_fd, bytes, sizeof(bytes));
+        ck_assert_int_gt(got, 0);
+        received += (size_t)got;
+    }
+    ck_assert_int_eq(ioctl(connected->client_fd, SIOCOUTQ, &left_bytes), 0);
+    ck_assert_int_eq(left_bytes, 0);
+    return tl_clock_now_ns() - paused_ns < TL_NS_PER_SEC / 2;
+}
+
+START_TEST(a_loop_that_pauses_leaves_the_rest_to_the_thread)
+{
+    processor_count = 2;
+    struct connected connected = connect_driven();
+    unsigned moved_count = 0;
+    for (unsigned i = 0; i < 10; i++)
+        moved_count += is_rest_moved(&connected);
+    ck_assert_uint_ge(moved_count, 8); /* once a second, at some moment, the thread looks in any case */
+    disconnect(&connected);
+}
+END_TEST
+
 START_TEST(large_tensors_on_many_processors)
 {
     processor_count = 64;
@@ -1312,6 +1348,7 @@ int main(void)
     ADD(closures_between_rounds_move_bytes, 1);
     ADD(large_tensors_on_two_processors, 1);
     ADD(large_tensors_on_many_processors, 1);
+    ADD(a_loop_that_pauses_leaves_the_rest_to_the_thread, 1);
     ADD(a_loop_that_stops_working_gives_its_connections_back, 1);
     ADD(what_was_sent_before_the_end_arrives, 1);
     ADD(what_waits_for_a_peer_is_bounded, 1);
