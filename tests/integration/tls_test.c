@@ -150,6 +150,7 @@ static void listen_here(void)
 static void setup(void)
 {
     processor_count = 0;
+    test_thread = pthread_self();
     temp_folder_make();
     authority_init(&authority, "test authority", temp_path("ca.pem"));
     side_name_files(&server, "server");
@@ -442,7 +443,6 @@ static void pass_large(const struct connected *connected)
     static uint8_t received[PIECE_BYTES];
     struct writing_large writing = {.closure.run = write_piece, .fd = connected->client_fd};
     size_t received_bytes = 0;
-    test_thread = pthread_self();
     atomic_store(&moved_here_bytes, 0);
     atomic_store(&moved_elsewhere_bytes, 0);
     while (received_bytes < LARGE_BYTES) {
