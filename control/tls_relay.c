@@ -30,6 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -42,7 +43,7 @@
 
 /* Bytes that are moved in one step. */
 #define STEP_BYTES (128 * 1024)
-/* Steps of one connection before others have theirs. */
+/* Steps of one pass, which all connections share before the owner does other work; each has one at least. */
 #define MAX_STEPS 8
 /* The kernel keeps what comes over a pair in pages; it copies out of them slowly to memory that lies a few bytes behind
  * the start of a page (tl_copy_is_close), as large memory of malloc does. */
@@ -326,9 +327,9 @@ static bool needs_help(const struct tl_tls_relay *relay)
 }
 
 /* Moves what can be moved, for a bounded time, and ends the connection when nothing is left to do for it. */
-static void move(struct tl_tls_relay *relay, struct relayed *relayed)
+static void move(struct tl_tls_relay *relay, struct relayed *relayed, size_t step_count)
 {
-    for (unsigned step = 0; step < MAX_STEPS; step++) {
+    for (size_t step = 0; step < step_count; step++) {
         if (needs_help(relay) && atomic_load(&relay->is_driven)) break;
         bool has_moved = move_in(relay, relayed);
         has_moved = move_out(relay, relayed) || has_moved;
@@ -427,6 +428,14 @@ static bool is_ending(struct tl_tls_relay *relay)
     return is_ending;
 }
 
+static size_t count_ready(const struct tl_tls_relay *relay)
+{
+    size_t count = 0;
+    TL_LIST_FOREACH(&relay->ready, place)
+    count++;
+    return count;
+}
+
 /* Looks at the sockets, waits for them if nothing is to be moved, and moves. Returns for how many sockets something
  * came, and at least one where something was left to be moved. */
 static unsigned move_all(struct tl_tls_relay *relay, int timeout_ms)
@@ -437,14 +446,14 @@ static unsigned move_all(struct tl_tls_relay *relay, int timeout_ms)
     for (int i = 0; i < count; i++)
         note_event(relay, &events[i]);
     take_added(relay);
-    bool has_any = !tl_list_is_empty(&relay->ready);
+    size_t ready_count = count_ready(relay), step_count = tl_max_u64(MAX_STEPS / tl_max_u64(ready_count, 1), 1);
     tl_list_init(&moving);
     tl_list_splice_back(&moving, &relay->ready);
     relay->pass_bytes = 0;
     while ((place = tl_list_pop_front(&moving)) != NULL)
-        move(relay, TL_CONTAINER_OF(place, struct relayed, ready));
+        move(relay, TL_CONTAINER_OF(place, struct relayed, ready), step_count);
     if (needs_help(relay)) relay->helped_ns = tl_clock_now_ns();
-    return count > 0 ? (unsigned)count : has_any;
+    return count > 0 ? (unsigned)count : ready_count > 0;
 }
 
 /* Says who looks at the sockets. `moving` is held. */

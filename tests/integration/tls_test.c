@@ -470,6 +470,34 @@ START_TEST(large_tensors_on_two_processors)
 }
 END_TEST
 
+/* However many connections have large tensors, a round of the loop moves a few MiB and goes on to other work. */
+START_TEST(large_tensors_share_a_round)
+{
+    enum { CONNECTIONS = 16, MOST_BYTES = CONNECTIONS * PIECE_BYTES / 2 };
+    struct connected connections[CONNECTIONS];
+    processor_count = 2;
+    connections[0] = connect_driven();
+    for (unsigned i = 1; i < CONNECTIONS; i++)
+        connections[i] = connect_both(NULL);
+    size_t most_bytes = 0;
+    for (unsigned i = 0; i < CONNECTIONS; i++) {
+        struct writing_large writing = {.closure.run = write_piece, .fd = connections[i].client_fd};
+        write_piece(&writing.closure);
+        ck_assert_uint_eq(writing.written_bytes, PIECE_BYTES);
+    }
+    size_t moved_bytes = 0;
+    while (moved_bytes + atomic_load(&moved_elsewhere_bytes) < CONNECTIONS * PIECE_BYTES) {
+        size_t former_bytes = moved_bytes;
+        (void)tl_loop_run_once(loop, 0);
+        moved_bytes = atomic_load(&moved_here_bytes);
+        most_bytes = tl_max_u64(most_bytes, moved_bytes - former_bytes);
+    }
+    ck_assert_uint_le(most_bytes, MOST_BYTES);
+    for (unsigned i = 0; i < CONNECTIONS; i++)
+        disconnect(&connections[i]);
+}
+END_TEST
+
 /* Returns whether the relay's thread has moved what a loop that runs no more rounds has left, before it looks anyway,
  * once a second. */
 static bool is_rest_moved(const struct connected *connected)
@@ -1348,6 +1376,7 @@ int main(void)
     ADD(closures_between_rounds_move_bytes, 1);
     ADD(large_tensors_on_two_processors, 1);
     ADD(large_tensors_on_many_processors, 1);
+    ADD(large_tensors_share_a_round, 1);
     ADD(a_loop_that_pauses_leaves_the_rest_to_the_thread, 1);
     ADD(a_loop_that_stops_working_gives_its_connections_back, 1);
     ADD(what_was_sent_before_the_end_arrives, 1);
