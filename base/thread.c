@@ -7,7 +7,6 @@
  */
 #include "base/thread.h"
 
-#include <limits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
@@ -90,8 +89,10 @@ enum tl_status tl_thread_check_available(unsigned count, struct tl_error *ret_er
     return status;
 }
 
-unsigned tl_thread_processor_count(void)
+#define FEW_PROCESSORS 2
+
+bool tl_thread_has_few_processors(void)
 {
     cpu_set_t processors;
-    return sched_getaffinity(0, sizeof(processors), &processors) == 0 ? (unsigned)CPU_COUNT(&processors) : UINT_MAX;
+    return sched_getaffinity(0, sizeof(processors), &processors) == 0 && CPU_COUNT(&processors) <= FEW_PROCESSORS;
 }

@@ -4,6 +4,7 @@
 #define BASE_THREAD_H
 
 #include <pthread.h>
+#include <stdbool.h>
 
 #include <tensorlane/status.h>
 
@@ -18,7 +19,8 @@ enum tl_status tl_thread_start(const char *name, void *(*run)(void *argument), v
 #define TL_THREAD_MAX_PROBES 64
 enum tl_status tl_thread_check_available(unsigned count, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Returns how many processors the calling thread may use. Where the system does not say: UINT_MAX. */
-unsigned tl_thread_processor_count(void);
+/* Returns whether the calling thread may use two processors at most, of which a peer within the host needs one: another
+ * thread of ours beside it would take its time from both. False where the system does not say. */
+bool tl_thread_has_few_processors(void);
 
 #endif

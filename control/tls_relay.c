@@ -53,10 +53,9 @@
 #define PERIOD_NS TL_NS_PER_SEC
 /* The loop's owner gives the connections back when nothing has come for so long. */
 #define DRIVEN_NS TL_NS_PER_MS
-/* From so many bytes in one pass on the thread moves them, beside what the owner does with those before. */
+/* From so many bytes in one pass on the thread moves them, beside what the owner does with those before, unless there
+ * are few processors. */
 #define BULK_BYTES (256 * 1024)
-/* With no more processors than these the thread would take its time from the owner, or from a peer within the host. */
-#define FEW_PROCESSORS 2
 #define NAME_PREFIX "tensorlane-"
 /* What each end of a pair may have under way, as far as the system allows (net.core.wmem_max). With the system's
  * default of 208 KiB gRPC and the relay wake each other for each piece of that size. */
@@ -110,7 +109,7 @@ struct tl_tls_relay {
     size_t pass_bytes;             /* moved in this pass */
     size_t blocked_count;          /* connections whose peer does not take all that is to be sent */
     bool may_help;                 /* the thread moves beside the owner where much is to be moved */
-    int64_t helped_ns;             /* when there was so much last */
+    int64_t helped_ns;             /* when it was last needed for that */
     struct tl_log_limit log_limit; /* for each peer whose TLS went wrong */
     uint8_t *buffer;               /* [STEP_BYTES] */
 };
@@ -431,8 +430,8 @@ static bool is_ending(struct tl_tls_relay *relay)
 static size_t count_ready(const struct tl_tls_relay *relay)
 {
     size_t count = 0;
-    TL_LIST_FOREACH(&relay->ready, place)
-    count++;
+    for (const struct tl_list *place = relay->ready.next; place != &relay->ready; place = place->next)
+        count++;
     return count;
 }
 
@@ -566,7 +565,7 @@ enum tl_status tl_tls_relay_create(struct tl_tls_relay **ret_relay, struct tl_er
     if (relay == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS connections");
     pthread_mutex_init(&relay->mutex, NULL);
     pthread_mutex_init(&relay->moving, NULL);
-    relay->may_help = tl_thread_processor_count() > FEW_PROCESSORS;
+    relay->may_help = !tl_thread_has_few_processors();
     tl_log_limit_init(&relay->log_limit);
     tl_list_init(&relay->added);
     tl_list_init(&relay->all);

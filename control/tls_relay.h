@@ -3,9 +3,9 @@
  * The relay: moves bytes between TLS connections and gRPC's ends of pairs of Unix sockets.
  *
  * The owner of a loop moves them while it is at work, so that a request and its answer wake no thread besides those
- * that handle them; otherwise a thread of the relay's does, and where they are many and there are processors enough.
- * Both directions of a connection have one buffer; what the other side does not take at once waits with the connection,
- * and nothing more is read for it until it has left.
+ * that handle them; otherwise a thread of the relay's does. That thread also helps where they are many, and the process
+ * may use more than two processors. Both directions of a connection have one buffer; what the other side does not take
+ * at once waits with the connection, and nothing more is read for it until it has left.
  *
  * Thread: any, unless a function says otherwise.
  */

@@ -23,10 +23,9 @@
 
 /* So many requests must have begun before reactors are asked for: each time costs two switches of threads. */
 #define REQUESTS_TO_BORROW 16
-/* With more requests than these under way a reactor's own thread works beside the one that makes them. */
+/* With more requests than these under way a reactor's own thread works beside the one that makes them, unless there are
+ * few processors. */
 #define FEW_REQUESTS 8
-/* That does not hold for a process that may use only so many processors, of which a peer within the host needs one. */
-#define FEW_PROCESSORS 2
 /* How often a borrower tries to rest a reactor before it goes away. */
 #define REST_TRIES 4
 
@@ -87,7 +86,7 @@ static void release(struct tl_poller *poller)
 /* With more requests under way reactors are not borrowed. */
 static int64_t most_to_borrow(void)
 {
-    return tl_thread_processor_count() <= FEW_PROCESSORS ? INT64_MAX : FEW_REQUESTS;
+    return tl_thread_has_few_processors() ? INT64_MAX : FEW_REQUESTS;
 }
 
 enum tl_status tl_poller_init(struct tl_poller *poller, struct tl_loop *loop, const struct tl_executor *loop_executor,
