@@ -300,6 +300,7 @@ static void worker_free(struct tl_worker *worker)
     if (worker->loop != NULL) {
         tl_gone_processes_fini(&worker->sources.gone);
         tl_timers_disarm(tl_loop_timers(worker->loop), &worker->sources.expire_timer);
+        tl_progress_fini(&worker->progress); /* the threads of the reactors, which post to it, have ended */
     }
     tl_loop_destroy(worker->loop);
     tl_source_fini(worker);
@@ -328,6 +329,7 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
     if (status == TL_OK) status = tl_source_init(worker, ret_error);
     if (status == TL_OK) status = tl_loop_create(&worker->loop, ret_error);
     if (status != TL_OK) return status;
+    tl_progress_init(&worker->progress, worker->loop, options->progress);
     const struct tl_rendezvous_limits limits = {.waiting_receivers = worker->settings.waiting_receivers,
                                                 .subscription_ns = worker->settings.reservation_timeout_ns,
                                                 .held_bytes = worker->settings.held_bytes,
@@ -357,11 +359,11 @@ static void teach_allocator(void)
 
 static void stop_now(struct tl_worker *worker);
 
-static enum tl_status start_progress(struct tl_worker *worker, enum tl_progress progress, struct tl_error *ret_error)
+static enum tl_status start_progress(struct tl_worker *worker, struct tl_error *ret_error)
 {
     struct tl_polled_reactor reactors[TL_MAX_TRANSPORTS];
     size_t count = tl_transports_polled(worker, reactors);
-    return tl_progress_init(&worker->progress, worker->loop, &worker->executor, reactors, count, progress, ret_error);
+    return tl_progress_start(&worker->progress, &worker->executor, reactors, count, ret_error);
 }
 
 enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl_worker **ret_worker,
@@ -402,7 +404,7 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
         return status;
     }
     tl_peers_start(worker);
-    status = start_progress(worker, options.progress, ret_error);
+    status = start_progress(worker, ret_error);
     if (status != TL_OK) {
         stop_now(worker);
         worker_free(worker);
@@ -507,6 +509,6 @@ void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns)
         usleep(100);
     }
     tl_cq_detach_all(&worker->progress);
-    tl_progress_fini(&worker->progress);
+    tl_progress_stop(&worker->progress);
     worker_free(worker);
 }

@@ -139,37 +139,36 @@ static void beat(void *context)
     pthread_mutex_unlock(&progress->mutex);
 }
 
-static void fini(struct tl_progress_engine *progress)
-{
-    pthread_cond_destroy(&progress->thread_cond);
-    pthread_mutex_destroy(&progress->mutex);
-}
-
-enum tl_status tl_progress_init(struct tl_progress_engine *progress, struct tl_loop *loop,
-                                const struct tl_executor *executor, const struct tl_polled_reactor *reactors,
-                                size_t reactor_count, enum tl_progress mode, struct tl_error *ret_error)
+void tl_progress_init(struct tl_progress_engine *progress, struct tl_loop *loop, enum tl_progress mode)
 {
     *progress = (struct tl_progress_engine){.loop = loop, .mode = mode};
     tl_list_init(&progress->waits);
     tl_list_init(&progress->queues);
     pthread_mutex_init(&progress->mutex, NULL);
     cond_init_monotonic(&progress->thread_cond);
-    const struct tl_poller_heartbeat beats = {.look = beat, .context = progress};
-    enum tl_status status =
-        tl_poller_init(&progress->poller, loop, executor, reactors, reactor_count, &beats, ret_error);
-    if (status != TL_OK) {
-        fini(progress);
-        return status;
-    }
-    if (mode == TL_PROGRESS_CALLER) return TL_OK;
-    status = tl_thread_start("tl-control", run, progress, &progress->thread, ret_error);
-    if (status == TL_OK) return TL_OK;
-    tl_poller_fini(&progress->poller);
-    fini(progress);
-    return status;
 }
 
 void tl_progress_fini(struct tl_progress_engine *progress)
+{
+    TL_CHECK(!progress->is_running && tl_list_is_empty(&progress->waits));
+    pthread_cond_destroy(&progress->thread_cond);
+    pthread_mutex_destroy(&progress->mutex);
+}
+
+enum tl_status tl_progress_start(struct tl_progress_engine *progress, const struct tl_executor *executor,
+                                 const struct tl_polled_reactor *reactors, size_t reactor_count,
+                                 struct tl_error *ret_error)
+{
+    const struct tl_poller_heartbeat beats = {.look = beat, .context = progress};
+    enum tl_status status =
+        tl_poller_init(&progress->poller, progress->loop, executor, reactors, reactor_count, &beats, ret_error);
+    if (status != TL_OK || progress->mode == TL_PROGRESS_CALLER) return status;
+    status = tl_thread_start("tl-control", run, progress, &progress->thread, ret_error);
+    if (status != TL_OK) tl_poller_fini(&progress->poller);
+    return status;
+}
+
+void tl_progress_stop(struct tl_progress_engine *progress)
 {
     if (progress->mode == TL_PROGRESS_THREAD) {
         pthread_mutex_lock(&progress->mutex);
@@ -180,8 +179,6 @@ void tl_progress_fini(struct tl_progress_engine *progress)
         pthread_join(progress->thread, NULL);
     }
     tl_poller_fini(&progress->poller);
-    TL_CHECK(!progress->is_running && tl_list_is_empty(&progress->waits));
-    fini(progress);
 }
 
 /* Something was posted to the loop: lets the parked thread run it. */

@@ -53,14 +53,21 @@ struct tl_progress_engine {
     int64_t last_left_ns;   /* when the latest wait ended */
 };
 
+/* From here on work may be posted. It runs once the engine has started. */
+void tl_progress_init(struct tl_progress_engine *progress, struct tl_loop *loop, enum tl_progress mode);
+
+/* Nothing is posted any more: a thread that posts uses the engine after its closure has begun to run. The engine has
+ * not started, or has stopped. */
+void tl_progress_fini(struct tl_progress_engine *progress);
+
 /* Starts the thread, if there is to be one. executor is that of the loop's owner. The reactors run in the rounds of the
  * loop. Errors: TL_RESOURCE_EXHAUSTED: no thread or descriptor. */
-enum tl_status tl_progress_init(struct tl_progress_engine *progress, struct tl_loop *loop,
-                                const struct tl_executor *executor, const struct tl_polled_reactor *reactors,
-                                size_t reactor_count, enum tl_progress mode, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_progress_start(struct tl_progress_engine *progress, const struct tl_executor *executor,
+                                 const struct tl_polled_reactor *reactors, size_t reactor_count,
+                                 struct tl_error *ret_error) TL_MUST_USE;
 
 /* Ends the thread. No caller may wait. */
-void tl_progress_fini(struct tl_progress_engine *progress);
+void tl_progress_stop(struct tl_progress_engine *progress);
 
 /* Posts work that its poster does not wait for. Thread: any. */
 void tl_progress_post(struct tl_progress_engine *progress, struct tl_closure *closure);

@@ -18,8 +18,9 @@ interop   builds as release does, then tests with current packages of PyPI (test
 quick     as release, but the tests labelled thorough are left out, and named
 grpc-current  as release, with the gRPC core of cmake/grpc_current
 
-The last line is "N passed, N failed, N skipped" over all stages; the exit status is 0 when nothing failed. For each
-skipped test the program prints what was missing. A stage that cannot be built counts as one failed test.
+The last line is "N passed, N failed, N skipped" over all stages; the exit status is 0 when nothing failed. Before it
+each test that failed is named once more, with the end of what it printed. For each skipped test the program prints what
+was missing. A stage that cannot be built counts as one failed test.
 """
 import collections
 import concurrent.futures
@@ -41,16 +42,19 @@ PROCESSORS = os.cpu_count() or 2
 JOBS = min(16, 3 * PROCESSORS)
 SANITIZED_JOBS = min(16, 2 * PROCESSORS)
 FUZZ_SECONDS = 5
+REPEATED_LINES = 12
 VM_TEST_SECONDS = 600
 # Python's unittest prints this for a skipped test of a file.
 SKIPPED_INSIDE = re.compile(r"^(\w+) \([\w.]+\) \.\.\. skipped ['\"](.*)['\"]$", re.MULTILINE)
 
 totals = collections.Counter()
+failures = []
 
 
 def report(outcome, name, detail=""):
     totals[outcome] += 1
     if outcome == "failed":
+        failures.append((name, detail))
         print(f"FAILED {name}\n{detail.rstrip()}\n", flush=True)
     elif outcome == "skipped":
         print(f"skipped {name}: {(detail.strip().splitlines() or ['no reason given'])[-1]}", flush=True)
@@ -217,6 +221,8 @@ def main():
         counts = totals - before
         print(f"== {name}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
               f" in {time.monotonic() - start:.0f} s", flush=True)
+    for name, detail in failures:
+        print("\n".join([f"FAILED {name}, which ended with", *detail.rstrip().splitlines()[-REPEATED_LINES:], ""]))
     print(f"{totals['passed']} passed, {totals['failed']} failed, {totals['skipped']} skipped")
     sys.exit(1 if totals["failed"] or not totals["passed"] else 0)
 

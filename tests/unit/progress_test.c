@@ -2,20 +2,33 @@
 /*
  * Work that is posted while a caller runs the last round before it leaves. The parked thread takes it at once: here it
  * does not look by itself after a while, so that a test in which it is not woken runs into its time-out.
+ *
+ * A thread that posts uses the engine after its closure has run: the engine stays until such threads have ended.
  */
 #include <check.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
+#include "fakes/cluster.h"
 #include "fakes/run_suite.h"
 #include "server/progress/poller.h"
+#include "server/worker_internal.h"
 
 static bool round_of_a_caller(struct tl_poller *poller, int64_t deadline_ns);
+static int lock_late(pthread_mutex_t *mutex);
+static int note_destroyed(pthread_mutex_t *mutex);
 #define tl_poller_run round_of_a_caller
 #define tl_clock_deadline_ns(timeout_ns) TL_TIME_NEVER
+#define pthread_mutex_lock lock_late
+#define pthread_mutex_destroy note_destroyed
 #include "server/progress/progress.c"
 #undef tl_poller_run
+#undef pthread_mutex_lock
+#undef pthread_mutex_destroy
 
 static struct tl_loop *loop;
 static struct tl_progress_engine progress;
@@ -32,6 +45,30 @@ static bool round_of_a_caller(struct tl_poller *poller, int64_t deadline_ns)
     in_round();
     in_round = NULL;
     return true;
+}
+
+/* A reactor's thread that posts is slow after its closure has run; so much time is enough for a worker to close. */
+#define LATE_NS TL_NS_PER_SEC
+static atomic_uint late_count;
+static atomic_bool is_destroyed, is_used_afterwards;
+
+static int lock_late(pthread_mutex_t *mutex)
+{
+    char name[16];
+    if (pthread_getname_np(pthread_self(), name, sizeof(name)) == 0 && strcmp(name, "tl-reactor") == 0) {
+        atomic_fetch_add(&late_count, 1);
+        int64_t until_ns = tl_clock_now_ns() + LATE_NS;
+        while (tl_clock_now_ns() < until_ns && !atomic_load(&is_destroyed))
+            usleep(1000);
+        if (atomic_load(&is_destroyed)) atomic_store(&is_used_afterwards, true);
+    }
+    return pthread_mutex_lock(mutex);
+}
+
+static int note_destroyed(pthread_mutex_t *mutex)
+{
+    atomic_store(&is_destroyed, true);
+    return pthread_mutex_destroy(mutex);
 }
 
 static void note(struct tl_closure *its)
@@ -71,11 +108,13 @@ static void setup(void)
     here = pthread_self();
     closure.run = note;
     ck_assert_int_eq(tl_loop_create(&loop, NULL), TL_OK);
-    ck_assert_int_eq(tl_progress_init(&progress, loop, &executor, NULL, 0, TL_PROGRESS_THREAD, NULL), TL_OK);
+    tl_progress_init(&progress, loop, TL_PROGRESS_THREAD);
+    ck_assert_int_eq(tl_progress_start(&progress, &executor, NULL, 0, NULL), TL_OK);
 }
 
 static void teardown(void)
 {
+    tl_progress_stop(&progress);
     tl_progress_fini(&progress);
     tl_loop_destroy(loop);
 }
@@ -113,6 +152,32 @@ START_TEST(run_by_a_caller)
 }
 END_TEST
 
+/* The caller that closes a worker runs what a reactor's thread has posted last, and goes on while that still posts. */
+START_TEST(closes_while_a_reactor_posts)
+{
+    struct cluster cluster;
+    cluster_init(&cluster, 1, NULL);
+    cluster.protocol = "auto";
+    struct tl_worker *worker = cluster_open(&cluster, 0);
+    struct tl_tensor *tensor = cluster_tensor(8, 1);
+    cluster_publish(worker, "p", 0, tensor);
+    tl_tensor_put(tensor);
+    while (!__atomic_load_n(&worker->progress.is_parked, __ATOMIC_RELAXED))
+        tl_tensor_put(cluster_recv_wait(worker, 0, "p", 0));
+    cluster_close_all(&cluster);
+    ck_assert_uint_gt(late_count, 0);
+    ck_assert(is_destroyed && !is_used_afterwards);
+}
+END_TEST
+
+static void add_closing(Suite *suite)
+{
+    TCase *tcase = tcase_create("closing");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, closes_while_a_reactor_posts);
+    suite_add_tcase(suite, tcase);
+}
+
 static void add(Suite *suite, const char *name, const TTest *test, int end)
 {
     TCase *tcase = tcase_create(name);
@@ -127,5 +192,6 @@ int main(void)
     Suite *suite = suite_create("progress");
     add(suite, "posted", posted_in_the_last_round, 2);
     add(suite, "stale", run_by_a_caller, 1);
+    add_closing(suite);
     return run_suite(suite);
 }
