@@ -152,8 +152,7 @@ START_TEST(run_by_a_caller)
 }
 END_TEST
 
-/* The caller that closes a worker runs what a reactor's thread has posted last, and goes on while that still posts. */
-START_TEST(closes_while_a_reactor_posts)
+static void open_and_close(void)
 {
     struct cluster cluster;
     cluster_init(&cluster, 1, NULL);
@@ -164,9 +163,18 @@ START_TEST(closes_while_a_reactor_posts)
     tl_tensor_put(tensor);
     while (!__atomic_load_n(&worker->progress.is_parked, __ATOMIC_RELAXED))
         tl_tensor_put(cluster_recv_wait(worker, 0, "p", 0));
+    atomic_store(&is_destroyed, false);
     cluster_close_all(&cluster);
-    ck_assert_uint_gt(late_count, 0);
-    ck_assert(is_destroyed && !is_used_afterwards);
+    ck_assert(is_destroyed);
+}
+
+/* The caller that closes a worker runs what a reactor's thread has posted last, and goes on while that still posts.
+ * Where the worker's thread takes the loop before, it is not woken. */
+START_TEST(closes_while_a_reactor_posts)
+{
+    while (atomic_load(&late_count) == 0)
+        open_and_close();
+    ck_assert(!is_used_afterwards);
 }
 END_TEST
 
