@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/error.h"
 
 static void block_signals(sigset_t *ret_before)
@@ -95,4 +96,17 @@ bool tl_thread_has_few_processors(void)
 {
     cpu_set_t processors;
     return sched_getaffinity(0, sizeof(processors), &processors) == 0 && CPU_COUNT(&processors) <= FEW_PROCESSORS;
+}
+
+/* A yield that takes so long has let another thread run. */
+#define YIELDED_NS 5000
+
+bool tl_thread_yields(int64_t *inout_now_ns, int64_t *inout_next_ns)
+{
+    int64_t before_ns = *inout_now_ns;
+    if (before_ns < *inout_next_ns) return false;
+    (void)sched_yield();
+    *inout_now_ns = tl_clock_now_ns();
+    *inout_next_ns = *inout_now_ns + TL_THREAD_YIELD_NS;
+    return *inout_now_ns - before_ns >= YIELDED_NS;
 }

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 #include <tensorlane/status.h>
 
@@ -22,5 +23,12 @@ enum tl_status tl_thread_check_available(unsigned count, struct tl_error *ret_er
 /* Returns whether the calling thread may use two processors at most, of which a peer within the host needs one: another
  * thread of ours beside it would take its time from both. False where the system does not say. */
 bool tl_thread_has_few_processors(void);
+
+/* How often a thread that polls for something yields its processor. */
+#define TL_THREAD_YIELD_NS 10000
+
+/* Yields the processor when *inout_now_ns has come to *inout_next_ns, and sets both anew. Returns whether another
+ * thread has run meanwhile: to poll on would keep that one from its work. */
+bool tl_thread_yields(int64_t *inout_now_ns, int64_t *inout_next_ns);
 
 #endif

@@ -37,6 +37,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 
 #define POLLS_PER_CLOCK 16
 /* A thousand naps a second are about a hundredth of a core. */
@@ -251,12 +252,12 @@ static bool may_spin(const struct tl_reactor *reactor, int64_t now_ns)
 }
 
 /* Polls until there is a result, attention is wanted, until_ns has come, spin_ns have gone by (or the time that a
- * helper thread is expected to take), or polling only keeps the peers from their work. Returns how many events there
- * were. */
+ * helper thread is expected to take), or polling only keeps the peers, or other threads, from their work. Returns how
+ * many events there were. */
 static unsigned spin(struct tl_reactor *reactor, int64_t until_ns)
 {
     if (reactor->busy_count == 0 || reactor->spin_ns <= 0) return 0;
-    int64_t now_ns = tl_clock_now_ns();
+    int64_t now_ns = tl_clock_now_ns(), yield_ns = now_ns + TL_THREAD_YIELD_NS;
     if (reactor->idle_since_ns == 0) reactor->idle_since_ns = now_ns;
     while (now_ns < until_ns && may_spin(reactor, now_ns)) {
         for (unsigned i = 0; i < POLLS_PER_CLOCK; i++) {
@@ -264,8 +265,12 @@ static unsigned spin(struct tl_reactor *reactor, int64_t until_ns)
             if (events > 0 || tl_reactor_is_wanted(reactor)) return events;
         }
         if (tl_reactor_shares_processor(reactor)) break;
-        if (reactor->provider->helper_until_ns != 0) (void)sched_yield();
         now_ns = tl_clock_now_ns();
+        if (reactor->provider->helper_until_ns != 0) {
+            (void)sched_yield();
+        } else if (tl_thread_yields(&now_ns, &yield_ns)) {
+            break;
+        }
     }
     return 0;
 }

@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -73,6 +74,19 @@ static void happen(void)
     if (atomic_exchange(&source.is_armed, false)) ring();
 }
 
+/* In the place of the C library's: other threads want the processor of the test's thread when it yields. */
+static bool others_run;
+static unsigned yield_count; /* while they do */
+
+__attribute__((visibility("default"))) int sched_yield(void)
+{
+    if (others_run && pthread_equal(pthread_self(), here)) {
+        yield_count++;
+        usleep(1000);
+    }
+    return (int)syscall(SYS_sched_yield);
+}
+
 static const struct tl_executor of_loop, of_reactor;
 
 static void setup(void)
@@ -103,17 +117,19 @@ static void teardown(void)
     close(source.base.fd);
 }
 
-/* Borrows the reactor as the callers of a worker do that have enough requests. The thread counts that it has lent the
- * reactor, and wakes the loop, after the reactor can be borrowed. */
+/* Borrows the reactor as the callers of a worker do that have enough requests, and asks for it about once a second: a
+ * question that comes while the thread lends the reactor stays, and is forgotten here. The thread counts that it has
+ * lent the reactor, and wakes the loop, after the reactor can be borrowed. */
 static void borrow(void)
 {
-    while (!tl_poller_has_borrowed(&poller)) {
-        poller.begun_count = ENOUGH;
+    for (unsigned i = 0; !tl_poller_has_borrowed(&poller); i++) {
+        poller.begun_count = i % 1000 == 0 ? ENOUGH : 0;
         tl_poller_borrow(&poller);
         if (!tl_poller_has_borrowed(&poller)) (void)tl_poller_run(&poller, tl_clock_deadline_ns(TL_NS_PER_MS));
     }
     while (atomic_load(&thread.lent_count) == 0)
         sched_yield();
+    atomic_store(&thread.is_asked_for, false);
 }
 
 static void wait_until_handled(unsigned count)
@@ -385,6 +401,28 @@ START_TEST(a_sleeping_borrower_rests)
 }
 END_TEST
 
+/* A borrower that awaits something polls, but not in the place of threads that want its processor. */
+START_TEST(a_borrower_that_polls_gives_way)
+{
+    borrow();
+    poller.spin_ns = TL_TIME_NEVER / 4;
+    tl_poller_busy(&poller, 1);
+    others_run = true;
+    unsigned round_count = 0;
+    do { /* a round may end because the thread has only now woken the loop */
+        (void)tl_poller_run(&poller, tl_clock_deadline_ns(TL_NS_PER_SEC));
+        round_count++;
+    } while (tl_poller_has_borrowed(&poller));
+    ck_assert_uint_gt(yield_count, 0);
+    ck_assert_uint_le(yield_count, round_count);
+    others_run = false;
+    tl_poller_busy(&poller, -1);
+    happen();
+    wait_until_handled(1);
+    ck_assert_uint_eq(source.handled_here, 0);
+}
+END_TEST
+
 /* Events and closures come while the reactor goes from hand to hand. */
 START_TEST(nothing_is_lost)
 {
@@ -431,6 +469,7 @@ int main(void)
     add(suite, "false_alarm", a_false_alarm_leaves_it_resting);
     add(suite, "given_back", given_back);
     add(suite, "sleeps", a_sleeping_borrower_rests);
+    add(suite, "gives_way", a_borrower_that_polls_gives_way);
     add(suite, "nothing_lost", nothing_is_lost);
     return run_suite(suite);
 }

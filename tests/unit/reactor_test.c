@@ -15,6 +15,8 @@
 
 #include "fakes/fault_alloc.h"
 
+static bool stub_yields(int64_t *inout_now_ns, int64_t *inout_next_ns);
+#define tl_thread_yields stub_yields
 #include "dataplane/reactor.c"
 #include "fakes/run_suite.h"
 
@@ -29,6 +31,7 @@ struct stub {
     unsigned disarm_count;
     bool is_arm_refused;
     bool shares_processor;
+    bool others_run;       /* when this thread yields */
     void (*on_poll)(void); /* Called before it looks at pending. */
     void (*on_arm)(void);
 };
@@ -88,6 +91,13 @@ static bool stub_shares_processor(struct tl_provider *provider)
 {
     (void)provider;
     return stub.shares_processor;
+}
+
+static bool stub_yields(int64_t *inout_now_ns, int64_t *inout_next_ns)
+{
+    (void)inout_now_ns;
+    (void)inout_next_ns;
+    return stub.others_run;
 }
 
 static const struct tl_provider_ops stub_ops = {
@@ -269,7 +279,7 @@ END_TEST
 
 START_TEST(sleeps_until_the_deadline)
 {
-    int64_t deadline_ns = tl_clock_deadline_ns(2 * TL_NS_PER_MS);
+    int64_t deadline_ns = tl_clock_deadline_ns(100 * TL_NS_PER_MS);
     ck_assert(!tl_reactor_run_once(reactor, deadline_ns));
     ck_assert_int_ge(tl_clock_now_ns(), deadline_ns);
     ck_assert_uint_eq(stats().sleeps, 1);
@@ -288,7 +298,7 @@ END_TEST
 
 START_TEST(sleeps_until_the_next_timer)
 {
-    int64_t due_ns = tl_clock_deadline_ns(2 * TL_NS_PER_MS);
+    int64_t due_ns = tl_clock_deadline_ns(100 * TL_NS_PER_MS);
     arm_timer(due_ns);
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert_int_ge(tl_clock_now_ns(), due_ns);
@@ -488,6 +498,20 @@ START_TEST(sleeps_at_once_on_the_processor_of_its_peer)
     create_again(LONG_NS);
     tl_reactor_busy(reactor, 1);
     stub.shares_processor = true;
+    stub.on_arm = one_event;
+    ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
+    ck_assert_uint_eq(stub.arm_count, 1);
+    ck_assert_uint_eq(stub.poll_count, 2 + POLLS_PER_CLOCK);
+    tl_reactor_busy(reactor, -1);
+}
+END_TEST
+
+/* Polling would only keep them from what is perhaps awaited. */
+START_TEST(sleeps_at_once_when_others_want_the_processor)
+{
+    create_again(LONG_NS);
+    tl_reactor_busy(reactor, 1);
+    stub.others_run = true;
     stub.on_arm = one_event;
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert_uint_eq(stub.arm_count, 1);
@@ -785,6 +809,7 @@ static void add_spinning(TCase *tcase)
     tcase_add_test(tcase, spins_as_long_as_a_helper_is_expected_to_take);
     tcase_add_test(tcase, sleeps_at_once_when_a_helper_takes_longer);
     tcase_add_test(tcase, sleeps_at_once_on_the_processor_of_its_peer);
+    tcase_add_test(tcase, sleeps_at_once_when_others_want_the_processor);
     tcase_add_test(tcase, spinning_comes_to_an_end);
     tcase_add_test(tcase, spinning_goes_on_over_rounds);
     tcase_add_test(tcase, a_closure_ends_spinning);

@@ -2,12 +2,25 @@
 #include "base/thread.h"
 
 #include <check.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "fakes/run_suite.h"
+
+/* In the place of the C library's: another thread runs for so long. */
+static unsigned yield_count, others_us;
+
+__attribute__((visibility("default"))) int sched_yield(void)
+{
+    yield_count++;
+    if (others_us > 0) usleep(others_us);
+    return 0;
+}
 
 struct seen {
     sigset_t blocked;
@@ -75,6 +88,26 @@ START_TEST(as_many_as_there_may_be)
 }
 END_TEST
 
+START_TEST(yields_at_times)
+{
+    int64_t now_ns = 1, next_ns = 2;
+    ck_assert(!tl_thread_yields(&now_ns, &next_ns));
+    ck_assert_uint_eq(yield_count, 0);
+    ck_assert(now_ns == 1 && next_ns == 2);
+    others_us = 1000;
+    now_ns = next_ns = tl_clock_now_ns();
+    int64_t before_ns = now_ns;
+    ck_assert(tl_thread_yields(&now_ns, &next_ns));
+    ck_assert_uint_eq(yield_count, 1);
+    ck_assert_int_ge(now_ns - before_ns, TL_NS_PER_MS);
+    ck_assert_int_eq(next_ns, now_ns + TL_THREAD_YIELD_NS);
+    others_us = 0;
+    do /* the system may let others run in any case */
+        now_ns = next_ns = tl_clock_now_ns();
+    while (tl_thread_yields(&now_ns, &next_ns));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("thread");
@@ -82,6 +115,7 @@ int main(void)
     tcase_add_test(cases, signals_of_the_program_are_not_taken);
     tcase_add_test(cases, detached_threads_run_too);
     tcase_add_test(cases, as_many_as_there_may_be);
+    tcase_add_test(cases, yields_at_times);
     suite_add_tcase(suite, cases);
     return run_suite(suite);
 }
