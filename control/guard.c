@@ -76,7 +76,7 @@ struct tl_guard {
 
 /* ----------------------------------------------------------------------------------------------------- sockets -- */
 
-static uint64_t cookie_of(int fd)
+uint64_t tl_guard_cookie(int fd)
 {
     uint64_t cookie = 0;
     socklen_t length = sizeof(cookie);
@@ -103,7 +103,7 @@ static void end_connection(struct tl_guard *guard, int fd, const char *reason)
     int duplicate = fcntl(connection->socket, F_DUPFD_CLOEXEC, 0);
     if (duplicate < 0) return; /* no descriptor: at the next look */
     char peer[TL_ENDPOINT_TARGET_BYTES] = "";
-    if (cookie_of(duplicate) == connection->cookie) {
+    if (tl_guard_cookie(duplicate) == connection->cookie) {
         (void)tl_endpoint_peer(duplicate, peer);
         disconnect(duplicate);
         TL_LOG_AT_WARN("connection ended", TL_STR("address", peer), TL_STR("reason", reason),
@@ -121,7 +121,7 @@ static void end_connection(struct tl_guard *guard, int fd, const char *reason)
 static bool look_at(struct connection *connection)
 {
     struct tcp_info info;
-    if (cookie_of(connection->socket) != connection->cookie || !get_info(connection->socket, &info)) return false;
+    if (tl_guard_cookie(connection->socket) != connection->cookie || !get_info(connection->socket, &info)) return false;
     uint64_t received = info.tcpi_bytes_received;
     uint64_t answers = info.tcpi_bytes_acked / SENT_BYTES_PER_CREDIT;
     /* Credit that is not needed is not kept for later. */
@@ -280,9 +280,8 @@ static bool make_space(struct tl_guard *guard, int fd)
     return true;
 }
 
-void tl_guard_add(struct tl_guard *guard, int fd, int connection)
+void tl_guard_add(struct tl_guard *guard, int fd, int connection, uint64_t cookie)
 {
-    uint64_t cookie = cookie_of(connection);
     pthread_mutex_lock(&guard->mutex);
     if (cookie != 0 && make_space(guard, fd)) {
         if (guard->connections[fd].cookie == 0) guard->count++;

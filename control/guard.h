@@ -36,10 +36,13 @@ enum tl_status tl_guard_create(const struct tl_guard_options *options, struct tl
 /* Ends the thread. No connection is ended any more. NULL is accepted. */
 void tl_guard_destroy(struct tl_guard *guard);
 
-/* Watches a connection that was accepted, before gRPC gets it: fd is gRPC's descriptor, and connection the TCP
- * connection, which is the same one unless a relay is between them. Without memory the connection is not watched.
- * Thread: any. */
-void tl_guard_add(struct tl_guard *guard, int fd, int connection);
+/* Returns what identifies a connection also when its descriptor is used again; 0: it is none. Thread: any. */
+uint64_t tl_guard_cookie(int connection);
+
+/* Watches a connection that was accepted, before gRPC gets it: fd is gRPC's descriptor, and connection that of the TCP
+ * connection with the cookie, which is the same one unless a relay is between them. The relay may have ended it
+ * already. Without memory the connection is not watched. Thread: any. */
+void tl_guard_add(struct tl_guard *guard, int fd, int connection, uint64_t cookie);
 
 /* What came of the connection's bytes; a descriptor that is not watched is ignored. Thread: any. */
 void tl_guard_call_began(struct tl_guard *guard, int fd);

@@ -386,12 +386,12 @@ static void choose_congestion_control(int fd)
 }
 
 /* Gives gRPC a connection, or its end of the relay of one, unless the server is stopping. */
-static void add_connection(struct tl_rpc_server *server, int fd, int connection)
+static void add_connection(struct tl_rpc_server *server, int fd, int connection, uint64_t cookie)
 {
     pthread_mutex_lock(&server->adding);
     bool is_closed = server->is_closed;
     if (!is_closed) {
-        tl_guard_add(server->guard, fd, connection);
+        tl_guard_add(server->guard, fd, connection, cookie);
         grpc_server_add_channel_from_fd(server->server, fd, server->credentials);
     }
     pthread_mutex_unlock(&server->adding);
@@ -399,9 +399,9 @@ static void add_connection(struct tl_rpc_server *server, int fd, int connection)
 }
 
 /* On the handshake thread. */
-static void take_secured(void *context, int fd, int connection)
+static void take_secured(void *context, int fd, int connection, uint64_t cookie)
 {
-    add_connection(context, fd, connection);
+    add_connection(context, fd, connection, cookie);
 }
 
 /* On the listener's thread. */
@@ -415,7 +415,7 @@ static void take_connection(void *context, int fd)
     if (server->options.tls != NULL) {
         tl_tls_accept(server->options.tls, fd, take_secured, server);
     } else {
-        add_connection(server, fd, fd);
+        add_connection(server, fd, fd, tl_guard_cookie(fd));
     }
 }
 

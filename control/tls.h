@@ -65,8 +65,9 @@ void tl_tls_peer_release(struct tl_tls_peer *peer); /* NULL is accepted */
 struct tl_tls_peer *tl_tls_find(struct tl_tls *tls, int fd);
 
 /* A connection has passed its handshake: gRPC's end of the pair, which is the callee's, and the TCP connection, for the
- * callee to look at. Thread: the handshake thread. */
-typedef void (*tl_tls_accepted_fn)(void *context, int fd, int connection);
+ * callee to look at (tl_guard_cookie). The relay may have ended it, and its descriptor may be another file's by now.
+ * Thread: the handshake thread. */
+typedef void (*tl_tls_accepted_fn)(void *context, int fd, int connection, uint64_t cookie);
 
 /* Takes over a TCP connection that was accepted. */
 void tl_tls_accept(struct tl_tls *tls, int connection, tl_tls_accepted_fn accepted, void *context);

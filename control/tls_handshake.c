@@ -330,6 +330,7 @@ enum tl_status tl_tls_handshakes_dial(struct tl_tls_handshakes *handshakes, stru
     handshake->is_connecting = true;
     *ret_dial = dial;
     if (add(handshakes, handshake)) return TL_OK;
+    *ret_dial = NULL;
     tls_dial_free(dial);
     return tl_error_set(ret_error, TL_CANCELLED, "%s was not dialled: this process is closing", address->label);
 }

@@ -4,8 +4,14 @@
  *
  * The loop refers to the Queue, and the Queue to what waits for the results, but not to the Worker: a Worker that
  * nothing refers to any more is closed, whatever loop it was used in.
+ *
+ * Threads that wait for one Queue do so one after the other: completions must be converted in the order in which they
+ * were taken, since the last one of an operation frees it.
  */
 #include "python/worker.h"
+
+#include <pthread.h>
+#include <time.h>
 
 /* What waits looks so often whether it shall end. */
 #define WAIT_NS INT64_C(50000000)
@@ -14,6 +20,7 @@ struct queue_object {
     PyObject_HEAD PyObject *module_object; /* so that the state stays; it is given back last */
     struct py_core *core;
     struct py_queue *queue;
+    pthread_mutex_t waiting; /* the thread that waits has it, and gets it without Python's lock */
 };
 
 static struct queue_object *queue_of(PyObject *self)
@@ -35,6 +42,7 @@ PyObject *py_queue_object(struct py_core *core, PyObject *module_object)
     self->module_object = module_object;
     self->core = py_core_get(core);
     self->queue = queue;
+    pthread_mutex_init(&self->waiting, NULL);
     return (PyObject *)self;
 }
 
@@ -85,6 +93,7 @@ static void queue_dealloc(PyObject *self)
     PyObject_GC_UnTrack(self);
     if (queue_of(self)->queue != NULL) py_queue_give(queue_of(self)->core, queue_of(self)->queue);
     py_core_put(queue_of(self)->core);
+    pthread_mutex_destroy(&queue_of(self)->waiting);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_XDECREF(module_object);
     Py_DECREF(type);
@@ -147,6 +156,20 @@ static PyObject *queue_drain(PyObject *self, PyObject *list)
     Py_RETURN_NONE;
 }
 
+/* Returns false when another thread has waited for the queue all the time that a wait takes. Without Python's lock. */
+static bool lock_waiting(struct queue_object *of)
+{
+    struct timespec until;
+    if (pthread_mutex_trylock(&of->waiting) == 0) return true;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += WAIT_NS;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    return pthread_mutex_clocklock(&of->waiting, CLOCK_MONOTONIC, &until) == 0;
+}
+
 /* It returns soon, so that what calls it can look whether there is still something to wait for. Results are in the list
  * whatever exception a signal raises next. */
 static PyObject *queue_wait(PyObject *self, PyObject *list)
@@ -158,11 +181,14 @@ static PyObject *queue_wait(PyObject *self, PyObject *list)
         return NULL;
     }
     const struct py_op *op = of->queue->ops;
-    size_t count, min_count = op != NULL && op->next == NULL ? py_op_awaited_count(op) : 1;
+    size_t count = 0, min_count = op != NULL && op->next == NULL ? py_op_awaited_count(op) : 1;
+    bool is_alone;
     Py_BEGIN_ALLOW_THREADS;
-    count = tl_cq_wait_many(of->queue->cq, completions, CAPACITY, min_count, WAIT_NS);
+    is_alone = lock_waiting(of);
+    if (is_alone) count = tl_cq_wait_many(of->queue->cq, completions, CAPACITY, min_count, WAIT_NS);
     Py_END_ALLOW_THREADS;
     append_all(self, list, completions, count);
+    if (is_alone) pthread_mutex_unlock(&of->waiting);
     py_releases_run(of->core->module->releases);
     Py_RETURN_NONE;
 }

@@ -232,8 +232,9 @@ PyObject *py_worker_end_step(PyObject *self, PyObject *step_object)
 {
     uint64_t step, dropped_count;
     struct tl_error error;
+    if (!py_convert_uint64(step_object, &step)) return NULL; /* this may run any code, which may close the worker */
     struct py_core *core = py_worker_core(self);
-    if (core == NULL || !py_convert_uint64(step_object, &step)) return NULL;
+    if (core == NULL) return NULL;
     PyThreadState *thread = leave_python(core);
     enum tl_status status = tl_worker_end_step(core->worker, step, &dropped_count, &error);
     enter_python(core, thread);

@@ -68,8 +68,10 @@ enum tl_status tl_worker_progress(struct tl_worker *worker, int64_t timeout_ns)
 {
     if (worker->progress.mode != TL_PROGRESS_CALLER) return TL_FAILED_PRECONDITION;
     int64_t deadline_ns = timeout_ns <= 0 ? 0 : tl_clock_deadline_ns(timeout_ns);
-    uint64_t rounds = tl_progress_rounds(&worker->progress);
-    return tl_progress_step(&worker->progress, rounds, deadline_ns) ? TL_OK : TL_DEADLINE_EXCEEDED;
+    tl_worker_enter(worker);
+    bool is_in_time = tl_progress_step(&worker->progress, tl_progress_rounds(&worker->progress), deadline_ns);
+    tl_worker_leave(worker);
+    return is_in_time ? TL_OK : TL_DEADLINE_EXCEEDED;
 }
 
 struct stats_command {

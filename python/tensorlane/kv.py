@@ -896,6 +896,7 @@ class LMCacheClient:
     def __init__(self, address: str, timeout: float = 5, host: typing.Optional[str] = None) -> None:
         self._client = Client(address, timeout, host, _lmcache_logger())
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._event_lock = threading.Lock()
         self._done = collections.deque()
         self._number = 0
 
@@ -933,9 +934,10 @@ class LMCacheClient:
     def close(self) -> None:
         """As Client.close."""
         self._client.close()
-        if self._event >= 0:
-            os.close(self._event)
-            self._event = -1
+        with self._event_lock:
+            event, self._event = self._event, -1
+            if event >= 0:
+                os.close(event)
 
     def _submit(self, call, keys, *arguments):
         self._number += 1
@@ -952,8 +954,9 @@ class LMCacheClient:
             self._done.append((number, not error, error, results))
         except (Exception, concurrent.futures.CancelledError) as error:
             self._done.append((number, False, str(error), None))
-        if self._event >= 0:
-            os.eventfd_write(self._event, 1)
+        with self._event_lock:
+            if self._event >= 0:
+                os.eventfd_write(self._event, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------- program --

@@ -79,6 +79,36 @@ class Outlives(WorkersCase):
         gc.collect()
         python_support.wait_until(lambda: gone() is None, "the memory is given back")
 
+    def test_threads_that_wait_for_one_subscription(self):
+        """What was taken first is converted first: the end of the subscription frees what values refer to."""
+        subscription = self.asker.subscribe_wait(self.peer, "key")
+        is_there, may_go_on = threading.Event(), threading.Event()
+        self.addCleanup(may_go_on.set)
+
+        class Slow(list):
+            def append(self, entry):
+                super().append(entry)
+                is_there.set()
+                may_go_on.wait()
+
+        def wait(results, count):
+            while len(results) < count:
+                subscription._queue.wait(results)
+
+        first, second = Slow(), []
+        thread = threading.Thread(target=wait, args=(first, 1))
+        thread.start()
+        self.owner.publish("key", b"value")
+        is_there.wait()
+        subscription.close()
+        for _ in range(5):
+            subscription._queue.wait(second)
+        self.assertEqual(second, [])
+        may_go_on.set()
+        thread.join()
+        wait(second, 1)
+        self.assertEqual([is_over for _, _, _, is_over in first + second], [False, True])
+
     def test_releases_after_python_was_asked_too_much(self):
         """What could not be handed to the main thread goes with what comes later."""
         arrays = [numpy.zeros(1000), numpy.zeros(1000)]

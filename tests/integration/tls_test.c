@@ -129,10 +129,11 @@ static void side_end(struct side *side)
     side->tls = NULL;
 }
 
-static void note_accepted(void *context, int fd, int connection)
+static void note_accepted(void *context, int fd, int connection, uint64_t cookie)
 {
     (void)context;
     ck_assert_int_ge(connection, 0);
+    ck_assert_uint_ne(cookie, 0);
     ck_assert_int_eq(write(accepted_pipe[1], &fd, sizeof(fd)), sizeof(fd));
 }
 

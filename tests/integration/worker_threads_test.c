@@ -267,6 +267,26 @@ START_TEST(caller_drives_by_waiting)
 }
 END_TEST
 
+static uint64_t call_count;
+
+static void note_calls(struct tl_closure *closure)
+{
+    (void)closure;
+    call_count = __atomic_load_n(&cluster.workers[1]->operations.blocked_calls, __ATOMIC_RELAXED);
+}
+
+/* A worker that closes is there until the threads that make its progress have left it. */
+START_TEST(progress_is_a_call_that_closing_awaits)
+{
+    struct tl_closure closure = {.run = note_calls};
+    call_count = UINT64_MAX;
+    tl_progress_post(&cluster.workers[1]->progress, &closure);
+    while (call_count == UINT64_MAX)
+        ck_assert_int_eq(tl_worker_progress(cluster.workers[1], CLUSTER_LONG), TL_OK);
+    ck_assert_uint_eq(call_count, 1);
+}
+END_TEST
+
 START_TEST(progress_is_for_workers_without_thread)
 {
     ck_assert_int_eq(tl_worker_progress(cluster.workers[0], 0), TL_FAILED_PRECONDITION);
@@ -533,6 +553,7 @@ int main(void)
     tcase_add_test(caller, caller_drives_by_waiting);
     tcase_add_test(caller, many_are_awaited_at_once);
     tcase_add_test(caller, wait_for_many_ends_with_its_time);
+    tcase_add_test(caller, progress_is_a_call_that_closing_awaits);
     tcase_add_test(caller, progress_is_for_workers_without_thread);
     tcase_add_test(caller, deadlines_hold_without_a_thread);
     tcase_add_test(caller, queue_drives_one_worker_only);
