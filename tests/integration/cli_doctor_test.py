@@ -16,12 +16,19 @@ from doctor_support import DoctorCase
 REQUIRE = {"protocol": "grpc+verbs", "rdma": "require"}
 
 
+def was_probed_late(lines):
+    """The same as cli_support.was_probed_late, of the lines of a report."""
+    return any("not healthy, stage probe" in line["value"] and "refused" not in line["cause"]
+               for what, line in lines.items() if what.startswith("worker "))
+
+
 class Doctor(DoctorCase):
     def test_a_sound_machine(self):
         served = self.cluster(ps=1, worker=1)
         pids = {job: served.start(job).pid for job in ("ps", "worker")}
         for arguments in ([], ["--config", served.path]):
-            lines = self.doctor(*arguments, code=0)
+            lines = cli_support.ask_until_in_time(lambda arguments=arguments: self.doctor(*arguments), was_probed_late)
+            self.assertEqual({what: line for what, line in lines.items() if line["verdict"] == "fault"}, {})
             for what in ("tensorlane", "kernel", "locked memory", "open files", "RDMA modules", "huge pages",
                          "NUMA nodes", "kernel log"):
                 self.assertIn(what, lines)

@@ -48,7 +48,7 @@ class Proxies(cli_support.Case):
         served.start("worker", 0, env=env)
         worker.await_line("peer up")
         from_ps = ("--config", served.path, "--from", "ps:0")
-        self.assert_run(0, *HEALTH, "--config", served.path, env=env)
+        self.assert_probed(0, *HEALTH, "--config", served.path, env=env)
         self.assert_run(0, *HEALTH, served.address(), env=env)
         self.assert_run(0, "ls", *from_ps, env=env)
         self.assert_run(0, "pull", *from_ps, "-o", self.folder / "out.safetensors", env=env)

@@ -395,16 +395,21 @@ class Tls(HealthCase):
 
 
 class Whole(HealthCase):
-    def check(self, code, path, *arguments):
+    def check(self, code, path, *arguments, ask=None):
         """Returns what --json says of each worker, by name."""
-        shown = json.loads(self.assert_run(code, "health", "--config", path, "--json", *arguments).stdout)
+        ask = ask or self.assert_run
+        shown = json.loads(ask(code, "health", "--config", path, "--json", *arguments).stdout)
         self.assertEqual(shown["healthy"], code == 0)
         return {worker["name"]: worker for worker in shown["workers"]}
+
+    def check_pairs(self, path):
+        """The same of healthy workers that try each other."""
+        return self.check(0, path, ask=self.assert_probed)
 
     def test_healthy(self):
         cluster = self.cluster(ps=1, worker=2, extra={"protocol": "grpc"})
         workers = [cluster.start("ps"), cluster.start("worker", 0), cluster.start("worker", 1)]
-        found = self.check(0, cluster.path)
+        found = self.check_pairs(cluster.path)
         self.assertEqual(list(found), ["/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"])
         for name, worker in zip(found, workers):
             incarnation = worker.find("worker ready").split("incarnation=")[1].split()[0]
@@ -416,11 +421,11 @@ class Whole(HealthCase):
             self.assertIn(("grpc", True), [(transport["name"], transport["available"])
                                            for transport in finding["transports"]])
             self.assertEqual({peer["name"] for peer in finding["peers"]} | {name}, set(found))
-        table = self.assert_run(0, "health", "--config", cluster.path).stdout.splitlines()
+        table = self.assert_probed(0, "health", "--config", cluster.path).stdout.splitlines()
         self.assertEqual(table[0].split(), ["WORKER", "ADDRESS", "HEALTHY", "STAGE", "VERSION"])
         self.assertRegex(table[1], rf"^/job:ps/task:0 +{cluster.address()} +yes +transports +\d+\.\d+\.\d+$")
         self.assertEqual(table[-1], "3 of 3 workers are healthy")
-        table = self.assert_run(0, "health", "--config", cluster.path, "--incarnations").stdout.splitlines()
+        table = self.assert_probed(0, "health", "--config", cluster.path, "--incarnations").stdout.splitlines()
         self.assertEqual(table[0].split()[-1], "INCARNATION")
         self.assertEqual([line.split()[-1] for line in table[1:-1]],
                          [found[name]["incarnation"] for name in found])
@@ -439,7 +444,7 @@ class Whole(HealthCase):
         cluster = self.cluster(ps=1, worker=1)
         cluster.start("ps")
         cluster.start("worker")
-        output = self.assert_run(0, "health", "--config", cluster.path, "--pairs").stdout
+        output = self.assert_probed(0, "health", "--config", cluster.path, "--pairs").stdout
         self.assertRegex(output, r"(?m)^FROM +TO +STATE +PROBE\b")
         self.assertRegex(output, r"(?m)^/job:ps/task:0 +/job:worker/task:0 +(idle|up|connecting) ")
 
@@ -465,7 +470,7 @@ class Whole(HealthCase):
         cluster.start("ps")
         self.check(4, cluster.path)
         cluster.start("worker")
-        self.check(0, cluster.path)
+        self.check_pairs(cluster.path)
 
     def answering_cluster(self, answer, uptime_ns=0, name="cluster.json"):
         """Returns the configuration of two servers that say they are workers. Those of job ps answer Probe so."""
@@ -531,9 +536,9 @@ class Whole(HealthCase):
         cluster.start("ps")
         cluster.start("worker")
         for _ in range(5):
-            self.check(0, cluster.path)
+            self.check_pairs(cluster.path)
             time.sleep(0.5)
-            found = self.check(0, cluster.path)
+            found = self.check_pairs(cluster.path)
             if found["/job:ps/task:0"]["probes"][0]["age_seconds"] >= 0.5:
                 return
         self.fail("each call has started another round")
@@ -558,16 +563,18 @@ class Whole(HealthCase):
         wanted = (f"tensorlane ls: {cluster.address()} was not dialled: Too many open files; this process needs more "
                   "descriptors or memory\n")
         env = environment(ASAN_OPTIONS="detect_leaks=0")  # The search for leaks takes descriptors, too.
-        for _ in range(5):
+        said = set()
+        for _ in range(20):
             for limit in range(5, 50):
                 few = functools.partial(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, limit))
                 result = run("ls", "--address", cluster.address(), env=env, preexec_fn=few)
                 if result.returncode == 0:
                     break
-                said = result.stderr
-            if said == wanted:
+                last = result.stderr
+            said.add(last)
+            if wanted in said:
                 break
-        self.assertEqual(said, wanted)
+        self.assertIn(wanted, said)
 
     def test_not_started(self):
         cluster = self.cluster(ps=1, worker=1)
@@ -670,7 +677,7 @@ class Whole(HealthCase):
             False, "grpc", f"process {worker.pid} (tensorlane) at {cluster.address()} is stopped",
             f"let it go on: kill -CONT {worker.pid}"))
         subprocess.run(finding["remedy"].split(": ")[1].split(), check=True)
-        self.check(0, cluster.path)
+        self.check_pairs(cluster.path)
 
     def take_descriptors(self, worker):
         """Leaves a worker as many descriptors as it has open once its start is over. Returns how many, and a function
@@ -696,7 +703,7 @@ class Whole(HealthCase):
         worker = cluster.start()
         held, give = self.take_descriptors(worker)
         begin = time.monotonic()
-        finding = self.check(4, cluster.path)["/job:ps/task:0"]
+        finding = self.check(4, cluster.path, *HEALTH[1:])["/job:ps/task:0"]
         cli_support.assert_soon(self, begin)
         self.assert_without_descriptors(finding, worker, held)
         worker.await_line("the limit of open files is reached; connections take spare descriptors")
@@ -1093,9 +1100,12 @@ class Compared(HealthCase):
         return path, worker
 
     def rows(self, path):
-        begin = time.monotonic()
-        result = cli_support.run("health", "--config", path, "--json", "-connect-timeout", "60s")
-        cli_support.assert_soon(self, begin)
+        def ask():
+            begin = time.monotonic()
+            result = cli_support.run("health", "--config", path, "--json", "-connect-timeout", "60s")
+            cli_support.assert_soon(self, begin)
+            return result
+        result = cli_support.ask_until_in_time(ask, cli_support.was_probed_late)
         shown = json.loads(result.stdout)
         return result.returncode, {worker["name"]: worker for worker in shown["workers"]}, shown["note"]
 
@@ -1135,7 +1145,7 @@ class Compared(HealthCase):
         self.serve("first.json", "worker", 0, cluster={"ps": [ps], "worker": {"0": first}})
         self.serve("second.json", "worker", 1, cluster={"ps": [ps], "worker": {"1": second}})
         code, rows, note = self.rows(path)
-        self.assertEqual((code, note, [row["reason"] for row in rows.values()]), (0, "", ["", "", ""]))
+        self.assertEqual((code, note, [row["reason"] for row in rows.values()]), (0, "", ["", "", ""]), rows)
         more = self.write_json({"cluster": {"ps": [ps], "eval": [unused]}, "protocol": "grpc"}, "more.json")
         code, rows, note = self.rows(more)
         self.assertEqual(code, 4)
@@ -1169,7 +1179,7 @@ class Compared(HealthCase):
         path, _ = self.serve("outside.json", "ps", cluster={"ps": [ps], "worker": [worker]})
         self.serve("inside.json", "worker", cluster={"ps": [Wire(self, ps).address], "worker": [worker]})
         code, rows, note = self.rows(path)
-        self.assertEqual((code, note, [row["reason"] for row in rows.values()]), (0, "", ["", ""]))
+        self.assertEqual((code, note, [row["reason"] for row in rows.values()]), (0, "", ["", ""]), rows)
 
     def test_another_address(self):
         reason = "10.0.0.9:4000 refused the connection; is the worker started?"

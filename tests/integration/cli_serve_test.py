@@ -405,7 +405,7 @@ class LastWords(cli_support.Case):
     def test_health_has_the_reason(self):
         worker = self.start()
         begin = time.monotonic()
-        shown = json.loads(self.assert_run(4, "health", "--config", self.refused.path, "--json").stdout)
+        shown = json.loads(self.assert_run(4, *HEALTH, "--config", self.refused.path, "--json").stdout)
         cli_support.assert_soon(self, begin)
         finding = shown["workers"][0]
         self.assertEqual((finding["healthy"], finding["stage"], finding["verified"]), (False, "serving", "identity"))

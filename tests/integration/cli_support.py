@@ -6,6 +6,7 @@ import os
 import pathlib
 import pty
 import random
+import re
 import select
 import shutil
 import signal
@@ -86,14 +87,41 @@ def wait_until(condition, what, show=lambda: ""):
         time.sleep(0.01)
 
 
-# Seconds within which a fault must be noticed and named.
-SOON = 5
+# Seconds within which a fault must be noticed and named. What goes wrong instead takes a minute or never ends.
+SOON = 30
 
 
 def assert_soon(case, begin):
     """Asserts that not too much time has passed since time.monotonic() was begin; sanitizers may take their time."""
     if not SANITIZE:
         case.assertLess(time.monotonic() - begin, SOON)
+
+
+# Workers give each other one second for each step of a probe, which is over when one of them stands still for so long.
+# Health is asked so many times at most until that has not happened. Meanwhile so many seconds pass that workers try
+# their peers anew.
+PROBE_ROUNDS, PROBE_PAUSE = 5, 3
+
+
+def was_probed_late(result):
+    """Whether health has found, in a run without --quick, that workers did not reach each other in time. That a
+    connection was refused is no matter of time."""
+    shown = result.stdout
+    if shown.startswith("{"):
+        faults = [(row["stage"], row["reason"]) for row in json.loads(shown)["workers"] if not row["healthy"]]
+    else:
+        faults = [(stage, shown) for stage in re.findall(r"(?m)^/job:\S+ +\S+ +no +(\S+)", shown)]
+    return any(stage == "probe" and "refused" not in reason for stage, reason in faults)
+
+
+def ask_until_in_time(ask, was_late):
+    """Returns what `ask` returns: the first that was not late, or else the last."""
+    for _ in range(PROBE_ROUNDS - 1):
+        result = ask()
+        if not was_late(result):
+            return result
+        time.sleep(PROBE_PAUSE)
+    return ask()
 
 
 RESERVED = []
@@ -209,9 +237,15 @@ class Case(unittest.TestCase):
 
     def assert_run(self, code, *arguments, **options):
         """Runs the program and checks its exit code."""
-        result = run(*arguments, **options)
+        return self.assert_code(code, run(*arguments, **options))
+
+    def assert_probed(self, code, *arguments, **options):
+        """As assert_run, for health of several workers: it runs again while they did not reach each other in time."""
+        return self.assert_code(code, ask_until_in_time(lambda: run(*arguments, **options), was_probed_late))
+
+    def assert_code(self, code, result):
         self.assertEqual(result.returncode, code,
-                         f"tensorlane {' '.join(map(str, arguments))}\n{result.stdout}\n{result.stderr}")
+                         f"tensorlane {' '.join(result.args[1:])}\n{result.stdout}\n{result.stderr}")
         return result
 
     def assert_error(self, code, pattern, *arguments, **options):

@@ -41,7 +41,7 @@ class Up(TlsCase):
         self.assertRegex(launcher.output, f"{cluster.path}: 3 of 3 workers run here, all ready after ")
         for name in ("/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"):
             self.assertRegex(launcher.output, rf"(?m)^{name} \| ts=.* msg=\"worker ready\" name={name} ")
-        self.assert_run(0, *HEALTH, "--config", cluster.path)
+        self.assert_probed(0, *HEALTH, "--config", cluster.path)
         self.assertIn("1 tensor,", self.assert_run(0, "ls", "--config", cluster.path, "--from", "ps:0").stdout)
         self.assertEqual(launcher.stop(), 0)
 
@@ -50,8 +50,8 @@ class Up(TlsCase):
         cluster = self.secured(ps=1, worker=2, extra={"connect": "eager"})
         launcher = self.up(cluster)
         self.assertNotIn("authenticates nobody", launcher.output)
-        self.assert_run(0, *HEALTH, "--config", cluster.path)
-        shown = self.assert_run(0, *HEALTH, "--pairs", "--config", cluster.path).stdout
+        self.assert_probed(0, *HEALTH, "--config", cluster.path)
+        shown = self.assert_probed(0, *HEALTH, "--pairs", "--config", cluster.path).stdout
         self.assertIn("3 of 3 workers are healthy", shown)
         self.assert_error(1, "security.tls", "ls", "--address", cluster.address())
         self.assertEqual(launcher.stop(), 0)
@@ -117,7 +117,7 @@ class Up(TlsCase):
         self.addCleanup(launcher.wait)
         self.addCleanup(launcher.kill)
         self.assertIn(b"all ready", launcher.stdout.readline())
-        self.assert_run(0, *HEALTH, "--config", cluster.path)
+        self.assert_probed(0, *HEALTH, "--config", cluster.path)
         launcher.send_signal(signal.SIGTERM)
         self.assertEqual(launcher.wait(cli_support.PATIENCE), 0)
 

@@ -16,6 +16,7 @@ import time
 import unittest
 import unittest.mock
 
+from cli_support import free_ports
 from python_support import (PACKAGES, PATIENCE, SANITIZE, run_script, start_script, tensorlane, wait_until,
                             without_address_sanitizer)
 
@@ -48,10 +49,10 @@ class Owned(unittest.TestCase):
     limit, ttl, options = "16MiB", 0, ()
 
     def setUp(self):
-        self.start()
+        self.start(f"127.0.0.1:{free_ports(1)[0]}")  # where an owner can follow this one
         self.cache = self.client()
 
-    def start(self, address="127.0.0.1:0"):
+    def start(self, address):
         self.owner = subprocess.Popen(
             [sys.executable, "-m", "tensorlane.kv", "--address", address, "--limit", self.limit, "--ttl",
              str(self.ttl), *self.options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -151,7 +152,7 @@ class Index(Owned):
         self.set(0, 4)
         self.settle()
         hasty = self.client(timeout=1)
-        self.assertEqual(hasty.exists(["none"]), [False])
+        wait_until(lambda: hasty.exists(["k0"]) == [True], "the client has met the owner")
         self.owner.send_signal(signal.SIGSTOP)
         self.assertEqual(hasty.exists(["k0", "k3"]), [True, True])
         self.assertEqual(self.get(["k2", "k1"], hasty), [block(2), block(1)])
@@ -289,8 +290,9 @@ class Index(Owned):
         self.settle()
         other = self.client()
         for number in range(5):
+            found = other.describe()["found"]
             self.assertEqual(self.cache.exists(keys[:4]), [True] * 4)
-            time.sleep(0.2)
+            wait_until(lambda found=found: other.describe()["found"] >= found + 4, "the owner knows it")
             self.assertEqual(other.set([f"more {number}"], [block(number)]), [True])
         self.assertEqual(self.get(keys[:4]), [block(number) for number in range(4)])
 
@@ -564,7 +566,7 @@ class Failures(Owned):
 
     def test_an_owner_that_does_not_answer(self):
         hasty = self.client(timeout=1)
-        self.assertEqual(hasty.set(["a"], [block(1)]), [True])
+        wait_until(lambda: hasty.set(["a"], [block(1)]) == [True], "the client has met the owner")
         self.owner.send_signal(signal.SIGSTOP)
         self.assertEqual(hasty.exists(["a", "none"]), [False, False])
         self.owner.send_signal(signal.SIGCONT)
@@ -584,7 +586,7 @@ class Failures(Owned):
 
     def test_a_set_that_is_given_up_before_the_owner_receives_it(self):
         hasty = self.client(timeout=1)
-        self.assertEqual(hasty.set(["first"], [block(1)]), [True])
+        wait_until(lambda: hasty.set(["first"], [block(1)]) == [True], "the client has met the owner")
         self.owner.send_signal(signal.SIGSTOP)
         self.assertEqual(hasty.set(["a"], [block(2)]), [False])
         self.owner.send_signal(signal.SIGCONT)
@@ -822,7 +824,7 @@ class Strangers(Owned):
 class WithoutMapping(Blocks):
     """Where the memory of the other process cannot be mapped, blocks are received."""
 
-    def start(self, address="127.0.0.1:0"):
+    def start(self, address):
         settings = tempfile.NamedTemporaryFile("w", suffix=".json")
         self.addCleanup(settings.close)
         json.dump({"local": {"map": "off"}}, settings)

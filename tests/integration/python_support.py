@@ -24,6 +24,9 @@ without_address_sanitizer = unittest.skipIf("address" in SANITIZE, "a child wait
 INSTALLED = os.environ.get("TENSORLANE_PYTHON_PACKAGES")
 PACKAGES = pathlib.Path(INSTALLED or BUILD / "lib/python")
 PATIENCE = int(os.environ.get("TENSORLANE_PATIENCE", "120"))
+# Time-outs of a call that must fail for the lack of one thing alone: the next one is tried when anything else has not
+# come in time.
+TIMEOUTS = 0.3, 3, 30
 
 if not (PACKAGES / "tensorlane/_tensorlane.abi3.so").exists():
     print("the Python package was not built: python3-dev is not installed")

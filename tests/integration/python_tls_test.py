@@ -6,12 +6,12 @@ import json
 import logging
 import os
 import pathlib
-import socket
 import subprocess
 import tempfile
 import unittest
 from unittest import mock
 
+from cli_support import free_ports
 from python_support import BUILD, PATIENCE, tensorlane, wait_until
 
 from tensorlane import _engine
@@ -19,18 +19,13 @@ from tensorlane import _engine
 READ_ONLY = [{"who": ["any"], "what": ["read", "peers"]}]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Secured(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
-        self.cluster = {"ps": [f"127.0.0.1:{free_port()}"], "worker": [f"127.0.0.1:{free_port()}"]}
+        ps, worker = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self.cluster = {"ps": [ps], "worker": [worker]}
         self.config = self.write("cluster.json", "certs", cluster=self.cluster)
         self.make_certificates("certs")
 

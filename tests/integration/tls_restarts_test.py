@@ -61,8 +61,11 @@ class Restarts(TlsCase):
                    lambda: Held(stays.pid).row(CYCLES))
         self.assertLess(held[-1].others, held[0].others + 8, "threads of gRPC")
         if not cli_support.SANITIZE:  # they keep what was freed
-            # A TLS session takes ten pages; the first restarts fill what the allocator keeps.
-            self.assertLess(held[-1].pages - held[CYCLES // 2].pages, 24 + CYCLES // 20, "pages")
+            # A TLS session takes ten pages; the first restarts fill what the allocator keeps. Another thread of gRPC
+            # has a stack and an arena of the allocator.
+            half = held[CYCLES // 2]
+            gained = max(held[-1].others - half.others, 0)
+            self.assertLess(held[-1].pages - half.pages, 24 + CYCLES // 20 + 16 * gained, "pages")
 
 
 if __name__ == "__main__":

@@ -52,4 +52,4 @@ class TlsCase(cli_support.Case):
 
     def assert_healthy(self, cluster, count):
         self.assertIn(f"{count} of {count} workers are healthy",
-                      self.assert_run(0, "health", "--config", cluster.path).stdout)
+                      self.assert_probed(0, "health", "--config", cluster.path).stdout)

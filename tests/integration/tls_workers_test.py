@@ -16,6 +16,14 @@ import cli_support
 from cli_support import PATIENCE, read_safetensors, run, some_tensors, wait_until, write_safetensors
 from tls_support import TlsCase, openssl
 
+NOT_LOCKED = "private keys lie in memory that is not locked, and may be written to swap space"
+
+
+def has_little_locked_memory():
+    """Whether this process may not lock the 256 KiB that a worker wants for its private key, beside little else."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return limit != resource.RLIM_INFINITY and limit < 512 << 10
+
 
 class Cluster(TlsCase):
     def test_every_tool(self):
@@ -31,12 +39,12 @@ class Cluster(TlsCase):
         self.assertEqual({tensor["name"] for tensor in shown["tensors"]}, set(some_tensors()))
         self.assert_run(0, "rm", "*", *at, "--from", "ps:1")
         self.assert_healthy(cluster, 2)
-        pairs = self.assert_run(0, "health", "--pairs", *at).stdout
+        pairs = self.assert_probed(0, "health", "--pairs", *at).stdout
         self.assertIn("2 of 2 workers are healthy", pairs)
         for worker in workers:
             self.assertEqual(worker.stop(), 0)
-            self.assertNotIn("level=warn", worker.output)
-            self.assertNotIn("level=error", worker.output)
+            lines = [line for line in worker.lines if not (has_little_locked_memory() and NOT_LOCKED in line)]
+            self.assertEqual([line for line in lines if "level=warn" in line or "level=error" in line], [])
 
     def test_tools_at_an_address(self):
         cluster = self.secured(ps=1)
