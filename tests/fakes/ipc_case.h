@@ -18,8 +18,8 @@
  * size in memory that they cannot. */
 #define LARGE_BYTES (UINT64_C(2) << 20)
 #define SMALL_BYTES 1000
-/* How often the sides are driven at most, a tenth of a millisecond apart. */
-#define MOST_ROUNDS 20000
+/* How long the sides are driven at most for what must come. */
+#define MOST_NS (60 * TL_NS_PER_SEC)
 
 static inline struct tl_provider *open_local(const char *name)
 {
@@ -80,6 +80,17 @@ static inline void run_rounds(void)
     }
 }
 
+/* Drives the sides until the condition is true; fails the test when it does not become true. */
+#define RUN_UNTIL(condition)                                                                                           \
+    do {                                                                                                               \
+        int64_t until_ns_ = tl_clock_deadline_ns(MOST_NS);                                                             \
+        while (!(condition)) {                                                                                         \
+            ck_assert_msg(tl_clock_now_ns() < until_ns_, "never became true: %s", #condition);                         \
+            run_rounds();                                                                                              \
+            usleep(100);                                                                                               \
+        }                                                                                                              \
+    } while (0)
+
 static inline void start(struct tl_device device, uint64_t step)
 {
     ask.device = device;
@@ -88,10 +99,7 @@ static inline void start(struct tl_device device, uint64_t step)
 
 static inline void run_until_done(void)
 {
-    for (unsigned i = 0; i < MOST_ROUNDS && ask.done_count == 0; i++) {
-        run_rounds();
-        usleep(100);
-    }
+    RUN_UNTIL(ask.done_count > 0);
     ck_assert_uint_eq(ask.done_count, 1);
 }
 
@@ -103,11 +111,7 @@ static inline enum request_state state_of(void)
 
 static inline void run_until_state(enum request_state state)
 {
-    for (unsigned i = 0; i < MOST_ROUNDS && state_of() != state; i++) {
-        run_rounds();
-        usleep(100);
-    }
-    ck_assert_int_eq(state_of(), state);
+    RUN_UNTIL(state_of() == state);
 }
 
 static inline void run_for_a_while(void)

@@ -300,8 +300,8 @@ START_TEST(a_peer_that_does_not_know_the_address_is_waited_for)
     open_owner("192.0.2.1");
     asker = cluster_open(&cluster, 1);
     peer = cluster_peer(asker, 0);
-    ck_assert_int_eq(tl_list_wait(asker, peer, "", CLUSTER_SECOND / 2, &listing, &error), TL_DEADLINE_EXCEEDED);
-    ck_assert_msg(strstr(error.message, "which is no address of its host") != NULL, "%s", error.message);
+    CLUSTER_UNTIL(tl_list_wait(asker, peer, "", CLUSTER_SECOND / 2, &listing, &error) == TL_DEADLINE_EXCEEDED &&
+                  strstr(error.message, "which is no address of its host") != NULL);
     struct tl_tensor *tensor = cluster_tensor(BYTES, 5);
     ck_assert_int_eq(tl_put(asker, peer, "w", 1, tensor, NULL, CLUSTER_LONG, cq, NULL, &op, &error), TL_OK);
     tl_tensor_put(tensor);

@@ -4,6 +4,7 @@
  * or expires, and when one of them replays what it has not learnt over its own link: all other links stay.
  */
 #include <check.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -24,6 +25,18 @@
 static struct cluster cluster;
 static struct authority authority;
 static struct tl_error error;
+
+/* In the place of the C library's, for OpenSSL, too: certificates end without waiting for it. */
+static atomic_long passed_s;
+
+__attribute__((visibility("default"))) time_t time(time_t *ret_now)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    now.tv_sec += atomic_load(&passed_s);
+    if (ret_now != NULL) *ret_now = now.tv_sec;
+    return now.tv_sec;
+}
 
 /* Issues the certificate of a task, which ends after so many seconds (0: in an hour). Returns its serial number. */
 static long issue(unsigned task, long end_s)
@@ -153,14 +166,12 @@ END_TEST
 
 START_TEST(expires_while_its_links_run)
 {
-    enum { LIFE_S = 8 };
+    enum { LIFE_S = 1000 };
     issue(2, LIFE_S);
-    time_t latest_end = time(NULL) + LIFE_S; /* no earlier than that of the certificate */
     open_all();
     connect_all();
-    while (is_up(0, 2) && is_up(1, 2))
-        cluster_pause();
-    ck_assert_int_ge(time(NULL), latest_end - 1);
+    ck_assert(is_up(0, 2) && is_up(1, 2));
+    atomic_store(&passed_s, LIFE_S + 1);
     assert_shut_out("our certificate has expired");
     assert_let_in();
 }

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -60,14 +61,40 @@ static char target[64];
 
 /* In the place of the C library's, for OpenSSL, too: certificates end without waiting for it. */
 static atomic_long passed_s;
+static pthread_t test_thread;
 
 __attribute__((visibility("default"))) time_t time(time_t *ret_now)
 {
     struct timespec now;
-    (void)clock_gettime(CLOCK_REALTIME, &now);
+    (void)syscall(SYS_clock_gettime, CLOCK_REALTIME, &now);
     now.tv_sec += atomic_load(&passed_s);
     if (ret_now != NULL) *ret_now = now.tv_sec;
     return now.tv_sec;
+}
+
+/* While it is held, the clock stands still for the thread of the tests: however long other programs keep it from its
+ * work, its loop does not notice. */
+static bool is_clock_held;
+static struct timespec held_now;
+
+static bool is_test_thread(void)
+{
+    return pthread_equal(pthread_self(), test_thread);
+}
+
+__attribute__((visibility("default"))) int clock_gettime(clockid_t clock, struct timespec *ret_now)
+{
+    if (clock != CLOCK_MONOTONIC || !is_test_thread() || !is_clock_held)
+        return syscall(SYS_clock_gettime, clock, ret_now) == 0 ? 0 : -1;
+    *ret_now = held_now;
+    return 0;
+}
+
+static void hold_clock(bool is_held)
+{
+    is_clock_held = false;
+    ck_assert_int_eq(clock_gettime(CLOCK_MONOTONIC, &held_now), 0);
+    is_clock_held = is_held;
 }
 
 /* As many processors as a test wants. */
@@ -85,15 +112,37 @@ __attribute__((visibility("default"))) int sched_getaffinity(pid_t thread, size_
 
 /* The relay takes from gRPC's ends with this. */
 static atomic_size_t moved_here_bytes, moved_elsewhere_bytes;
-static pthread_t test_thread;
 
 __attribute__((visibility("default"))) ssize_t recv(int fd, void *bytes, size_t capacity, int flags)
 {
     ssize_t got = recvfrom(fd, bytes, capacity, flags, NULL, NULL);
-    if (got > 0)
-        atomic_fetch_add(pthread_equal(pthread_self(), test_thread) ? &moved_here_bytes : &moved_elsewhere_bytes,
-                         (size_t)got);
+    if (got > 0) atomic_fetch_add(is_test_thread() ? &moved_here_bytes : &moved_elsewhere_bytes, (size_t)got);
     return got;
+}
+
+/* The relay sends to the peer with this. */
+static atomic_bool is_peer_full;
+
+__attribute__((visibility("default"))) ssize_t send(int fd, const void *bytes, size_t len_bytes, int flags)
+{
+    int domain = AF_UNSPEC;
+    ssize_t sent = sendto(fd, bytes, len_bytes, flags, NULL, 0);
+    int error_number = errno;
+    (void)getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &(socklen_t){sizeof(domain)});
+    if (domain == AF_INET) atomic_store(&is_peer_full, sent < 0 && error_number == EAGAIN);
+    errno = error_number;
+    return sent;
+}
+
+/* How often the loop of the tests has given its connections back: the relay then lets its thread wait for the sockets
+ * again, by a change of its outer instance, which alone has no pointer with it. */
+static unsigned given_back_count;
+
+__attribute__((visibility("default"))) int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event)
+{
+    if (is_test_thread() && operation == EPOLL_CTL_MOD && event->data.ptr == NULL && event->events == EPOLLIN)
+        given_back_count++;
+    return (int)syscall(SYS_epoll_ctl, epoll, operation, fd, event) < 0 ? -1 : 0;
 }
 
 /* ------------------------------------------------------------------------------------------------------- sides -- */
@@ -245,7 +294,8 @@ static void *say_hello(void *argument)
     (void)argument;
     struct pollfd wait = {.fd = accepted_pipe[0], .events = POLLIN};
     int fd;
-    if (poll(&wait, 1, 5000) != 1 || read(accepted_pipe[0], &fd, sizeof(fd)) != sizeof(fd)) return (void *)(intptr_t)-1;
+    if (poll(&wait, 1, PATIENCE_MS) != 1 || read(accepted_pipe[0], &fd, sizeof(fd)) != sizeof(fd))
+        return (void *)(intptr_t)-1;
     (void)!write(fd, "hello", 5);
     return (void *)(intptr_t)fd;
 }
@@ -456,14 +506,17 @@ static void pass_large(const struct connected *connected)
 }
 
 /* A loop at work moves large tensors by itself where a thread beside it would take its processor from others. The
- * thread has them after a millisecond in which other programs keep the loop from its work. */
+ * thread has them after a millisecond in which other programs keep the loop from its work, which the held clock hides,
+ * and for a moment once a second. */
 START_TEST(large_tensors_on_two_processors)
 {
     processor_count = 2;
     struct connected connected = connect_driven();
     size_t most_bytes = 0;
     for (unsigned i = 0; i < 100 && most_bytes < LARGE_BYTES; i++) {
+        hold_clock(true);
         pass_large(&connected);
+        hold_clock(false);
         most_bytes = tl_max_u64(most_bytes, atomic_load(&moved_here_bytes));
     }
     ck_assert_uint_eq(most_bytes, LARGE_BYTES);
@@ -499,65 +552,111 @@ START_TEST(large_tensors_share_a_round)
 }
 END_TEST
 
-/* Writes until nothing on the way to the peer takes any more. Returns how much that was. */
+static bool has_left(const struct connected *connected)
+{
+    int left_bytes;
+    ck_assert_int_eq(ioctl(connected->client_fd, SIOCOUTQ, &left_bytes), 0);
+    return left_bytes > 0;
+}
+
+/* Writes until the peer took nothing of what the loop has sent last. Returns how much was written. */
 static size_t fill(const struct connected *connected)
 {
     static const uint8_t piece[PIECE_BYTES];
     size_t written_bytes = 0;
-    int64_t settled_ns = tl_clock_deadline_ns(20 * TL_NS_PER_MS);
-    while (tl_clock_now_ns() < settled_ns) {
+    while (!atomic_load(&is_peer_full) || !has_left(connected)) {
         tl_loop_begin_write(loop);
         ssize_t sent = send(connected->client_fd, piece, sizeof(piece), MSG_DONTWAIT);
+        if (sent > 0) written_bytes += (size_t)sent;
         (void)tl_loop_run_once(loop, 0);
-        if (sent <= 0) continue;
-        written_bytes += (size_t)sent;
-        settled_ns = tl_clock_deadline_ns(20 * TL_NS_PER_MS);
     }
     return written_bytes;
 }
 
-/* Lets the peer read what was written. Returns how long it took until more of it left the loop's end of the pair. */
-static int64_t drain(const struct connected *connected, size_t written_bytes)
+/* Lets the peer read what was written. It comes without another round of the loop that has given its connections back;
+ * another loop runs some. */
+static void drain(const struct connected *connected, size_t written_bytes, bool is_given_back)
 {
     static uint8_t bytes[2 << 20];
-    int first_bytes, left_bytes;
-    int64_t begun_ns = tl_clock_now_ns(), moved_ns = 0;
-    ck_assert_int_eq(ioctl(connected->client_fd, SIOCOUTQ, &first_bytes), 0);
-    ck_assert_int_gt(first_bytes, 0);
     for (size_t received = 0; received < written_bytes;) {
         struct pollfd wait = {.fd = connected->server_fd, .events = POLLIN};
+        while (!is_given_back && poll(&wait, 1, 1) == 0)
+            (void)tl_loop_run_once(loop, 0);
         ck_assert_int_eq(poll(&wait, 1, PATIENCE_MS), 1);
         ssize_t got = read(connected->server_fd, bytes, sizeof(bytes));
         ck_assert_int_gt(got, 0);
         received += (size_t)got;
-        ck_assert_int_eq(ioctl(connected->client_fd, SIOCOUTQ, &left_bytes), 0);
-        if (left_bytes < first_bytes && moved_ns == 0) moved_ns = tl_clock_now_ns();
     }
-    return moved_ns - begun_ns;
 }
+
+/* Returns whether the loop itself has given its connections back. Once a second the thread has them before that. */
+static bool pause_gives_back(void)
+{
+    unsigned former_count = given_back_count;
+    tl_loop_pause(loop);
+    return given_back_count > former_count;
+}
+
+enum { PAUSES = 3, MOST_PAUSES = 30 };
 
 /* A peer that takes no more blocks the connection of a loop that then runs no more rounds. */
 START_TEST(a_loop_that_pauses_leaves_the_rest_to_the_thread)
 {
     processor_count = 2;
     struct connected connected = connect_driven();
-    unsigned moved_count = 0;
-    for (unsigned i = 0; i < 10; i++) {
+    unsigned given_count = 0;
+    for (unsigned i = 0; i < MOST_PAUSES && given_count < PAUSES; i++) {
         size_t written_bytes = fill(&connected);
         tl_loop_begin_write(loop);
-        tl_loop_pause(loop);
-        moved_count += drain(&connected, written_bytes) < TL_NS_PER_SEC / 2;
+        bool is_given_back = pause_gives_back();
+        drain(&connected, written_bytes, is_given_back);
+        given_count += is_given_back;
     }
-    ck_assert_uint_ge(moved_count, 8); /* once a second, at some moment, the thread looks in any case */
+    ck_assert_uint_eq(given_count, PAUSES);
     disconnect(&connected);
 }
 END_TEST
 
+/* Each of these connections has one step of the loop's last pass, which is less than was written to it. */
+START_TEST(a_loop_that_pauses_leaves_what_is_ready_to_the_thread)
+{
+    enum { CONNECTIONS = 8 };
+    struct connected connections[CONNECTIONS];
+    size_t written_bytes[CONNECTIONS];
+    processor_count = 2;
+    connections[0] = connect_driven();
+    for (unsigned i = 1; i < CONNECTIONS; i++)
+        connections[i] = connect_both(NULL);
+    unsigned given_count = 0;
+    for (unsigned i = 0; i < MOST_PAUSES && given_count < PAUSES; i++) {
+        for (unsigned j = 0; j < CONNECTIONS; j++) {
+            struct writing_large writing = {.closure.run = write_piece, .fd = connections[j].client_fd};
+            write_piece(&writing.closure);
+            written_bytes[j] = writing.written_bytes;
+        }
+        (void)tl_loop_run_closures(loop);
+        bool is_left = false;
+        for (unsigned j = 0; j < CONNECTIONS; j++)
+            is_left |= has_left(&connections[j]);
+        bool is_given_back = pause_gives_back();
+        given_count += is_left && is_given_back;
+        for (unsigned j = 0; j < CONNECTIONS; j++)
+            drain(&connections[j], written_bytes[j], is_given_back);
+    }
+    ck_assert_uint_eq(given_count, PAUSES);
+    for (unsigned j = 0; j < CONNECTIONS; j++)
+        disconnect(&connections[j]);
+}
+END_TEST
+
+/* A machine under load may not let the thread run while much is passed. */
 START_TEST(large_tensors_on_many_processors)
 {
     processor_count = 64;
     struct connected connected = connect_driven();
-    pass_large(&connected);
+    atomic_store(&moved_elsewhere_bytes, 0);
+    for (unsigned i = 0; i < 100 && atomic_load(&moved_elsewhere_bytes) == 0; i++)
+        pass_large(&connected);
     ck_assert_uint_gt(atomic_load(&moved_elsewhere_bytes), 0);
     disconnect(&connected);
 }
@@ -1238,18 +1337,33 @@ START_TEST(silent_and_slow_clients)
 }
 END_TEST
 
+/* Raises the limit of descriptors of this process to this many, or as far as it may. Returns the limit. */
+static rlim_t allow_descriptors(rlim_t count)
+{
+    struct rlimit limit;
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    if (limit.rlim_cur >= count) return limit.rlim_cur;
+    limit.rlim_cur = tl_min_u64(count, limit.rlim_max);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    return limit.rlim_cur;
+}
+
 START_TEST(others_are_served_beside_a_thousand_half_open)
 {
-    enum { COUNT = 1100 };
+    enum { COUNT = 1100, OTHERS = 200 };
     static int silent[COUNT];
+    /* Both ends of each are in this process. */
+    size_t count = (allow_descriptors(2 * COUNT + OTHERS) - OTHERS) / 2;
+    if (count < COUNT) printf("the hard limit of descriptors allows %zu of %d half open connections\n", count, COUNT);
+    count = tl_min_u64(count, COUNT);
     start_both();
-    for (unsigned i = 0; i < COUNT; i++)
+    for (size_t i = 0; i < count; i++)
         silent[i] = dial_plainly();
     struct connected connected = connect_both(NULL);
-    assert_ends(silent[0]); /* the oldest made place */
-    ck_assert(is_open(silent[COUNT - 1]));
+    if (count == COUNT) assert_ends(silent[0]); /* the oldest made place */
+    ck_assert(is_open(silent[count - 1]));
     disconnect(&connected);
-    for (unsigned i = 0; i < COUNT; i++)
+    for (size_t i = 0; i < count; i++)
         (void)close(silent[i]);
 }
 END_TEST
@@ -1397,6 +1511,7 @@ int main(void)
     ADD(large_tensors_on_many_processors, 1);
     ADD(large_tensors_share_a_round, 1);
     ADD(a_loop_that_pauses_leaves_the_rest_to_the_thread, 1);
+    ADD(a_loop_that_pauses_leaves_what_is_ready_to_the_thread, 1);
     ADD(a_loop_that_stops_working_gives_its_connections_back, 1);
     ADD(what_was_sent_before_the_end_arrives, 1);
     ADD(what_waits_for_a_peer_is_bounded, 1);

@@ -219,7 +219,7 @@ START_TEST(given_up_while_it_is_copied)
     push("key", 0, cluster_tensor(10, 1), TL_OK, NULL); /* what there is once only is made */
     unsigned allocations = allocation_count();
     cuda->hold(NULL, true);
-    push_start(&first, "key", 1, cluster_tensor(BLOCK, 1), CLUSTER_SECOND / 2);
+    push_start(&first, "key", 1, cluster_tensor(BLOCK, 1), 5 * CLUSTER_SECOND);
     CLUSTER_UNTIL(is_copying());
     push_end(&first, TL_DEADLINE_EXCEEDED);
     push("next", 0, cluster_tensor(BLOCK, 2), TL_RESOURCE_EXHAUSTED, "cannot take next");

@@ -47,7 +47,7 @@ static void setup_small_chunks(void)
 /* One value of 100,000 bytes is under way at a time. */
 static void setup_little_inflight(void)
 {
-    open_with("\"timeouts\": {\"stalled\": \"1s\"}, \"limits\": {\"inflight\": \"64KiB\", \"chunk\": \"16KiB\"}");
+    open_with("\"timeouts\": {\"stalled\": \"5s\"}, \"limits\": {\"inflight\": \"64KiB\", \"chunk\": \"16KiB\"}");
 }
 
 /* Within the host, and not over gRPC. */
@@ -126,7 +126,8 @@ static struct fake_cuda_counts counts(void)
 
 static void pause_for(unsigned ms)
 {
-    for (unsigned i = 0; i < ms; i++)
+    int64_t until_ns = cluster_now_ns() + ms * (CLUSTER_SECOND / 1000);
+    while (cluster_now_ns() < until_ns)
         cluster_pause();
 }
 
@@ -297,7 +298,7 @@ START_TEST(a_stream_holds_up_nothing_else)
     pause_for(50);
     receive("ready", NULL, false);
     expect(NULL, 2, false);
-    pause_for(1500); /* longer than timeouts.stalled */
+    pause_for(6000); /* longer than timeouts.stalled */
     ck_assert_uint_eq(cluster_stats(cluster.workers[1]).requests_retried, 0);
     cuda->hold(stream, false);
     expect(NULL, seed, false);

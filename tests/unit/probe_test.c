@@ -11,7 +11,7 @@
 #include "fakes/run_suite.h"
 
 #define PATIENCE_NS (60 * TL_NS_PER_SEC)
-#define SHORT_NS (20 * TL_NS_PER_MS)
+#define SHORT_NS (500 * TL_NS_PER_MS)
 
 static struct fake_fabric *fabric;
 static struct tl_provider *provider;
@@ -109,11 +109,11 @@ START_TEST(what_does_not_come)
         enum fake_kind kind;
         const char *words;
     } operations[] = {
-        {FAKE_DROP, FAKE_MESSAGE, "no message has arrived within 20 ms"},
-        {FAKE_DROP, FAKE_WRITE, "it has not arrived within 20 ms"},
-        {FAKE_LOSE_ACK, FAKE_WRITE, "the card has not confirmed it within 20 ms"},
+        {FAKE_DROP, FAKE_MESSAGE, "no message has arrived within 500 ms"},
+        {FAKE_DROP, FAKE_WRITE, "it has not arrived within 500 ms"},
+        {FAKE_LOSE_ACK, FAKE_WRITE, "the card has not confirmed it within 500 ms"},
         /* The write lands after it was given up, but not in memory that others use by then. */
-        {FAKE_LATE, FAKE_WRITE, "it has not arrived within 20 ms"},
+        {FAKE_LATE, FAKE_WRITE, "it has not arrived within 500 ms"},
     };
     for (size_t i = 0; i < TL_ARRAY_COUNT(operations); i++) {
         fake_fabric_add_rule(fabric, &(struct fake_rule){.fault = operations[i].fault, .kinds = operations[i].kind});
@@ -157,7 +157,7 @@ START_TEST(a_read)
     } ways[] = {
         {{.fault = FAKE_BREAK, .kinds = FAKE_READ}, TL_UNAVAILABLE, ""},
         {{.fault = FAKE_POST_FAILURE, .kinds = FAKE_READ}, TL_UNAVAILABLE, ""},
-        {{.fault = FAKE_DROP, .kinds = FAKE_READ}, TL_DEADLINE_EXCEEDED, "its bytes have not come within 20 ms"},
+        {{.fault = FAKE_DROP, .kinds = FAKE_READ}, TL_DEADLINE_EXCEEDED, "its bytes have not come within 500 ms"},
         {{.fault = FAKE_DROP, .kinds = FAKE_MESSAGE}, TL_DEADLINE_EXCEEDED, "no message has arrived"},
         {{.fault = FAKE_CORRUPT, .kinds = FAKE_READ}, TL_DATA_LOSS, "wrong bytes"},
         {{.fault = FAKE_EXPOSE_FAILURE}, TL_RESOURCE_EXHAUSTED, "no window"},
