@@ -25,7 +25,7 @@ enum tl_status tl_thread_check_available(unsigned count, struct tl_error *ret_er
 bool tl_thread_has_few_processors(void);
 
 /* How often a thread that polls for something yields its processor. */
-#define TL_THREAD_YIELD_NS 10000
+#define TL_THREAD_YIELD_NS 25000
 
 /* Yields the processor when *inout_now_ns has come to *inout_next_ns, and sets both anew. Returns whether another
  * thread has run meanwhile: to poll on would keep that one from its work. */
