@@ -288,6 +288,22 @@ START_TEST(another_value_than_expected)
 }
 END_TEST
 
+static const char *why_not(void)
+{
+    return tl_memory_why_not_written(asker->memory, gpu0, options.engine.keys);
+}
+
+/* Has the card tried, and returns when the result is known. */
+static void await_probe(void)
+{
+    for (unsigned i = 0; i < 50000; i++) {
+        const char *reason = why_not();
+        if (reason == NULL || strstr(reason, "for the first time") == NULL) return;
+        nap();
+    }
+    ck_assert_msg(false, "%s", why_not());
+}
+
 /* ---------------------------------------------------------------------------------------------------- checksum -- */
 
 /* What the device holds is compared: a byte that is wrong there, or on the way, is found. */
@@ -296,6 +312,7 @@ START_TEST(wrong_checksum)
     if (_i >= 2) options.provider.reach = cuda->reach;
     options.engine.is_reading = _i % 2 == 1;
     open_pair();
+    if (_i >= 2) await_probe(); /* which would get the wrong byte */
     engine_side_publish(owner, "key", 1, value_on(host, PIECE, 1));
     fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_CORRUPT,
                                                           .kinds = options.engine.is_reading ? FAKE_READ : FAKE_WRITE,
@@ -693,22 +710,6 @@ START_TEST(others_pass_by)
 END_TEST
 
 /* ------------------------------------------------------------------------------------------------------ direct -- */
-
-static const char *why_not(void)
-{
-    return tl_memory_why_not_written(asker->memory, gpu0, options.engine.keys);
-}
-
-/* Has the card tried, and returns when the result is known. */
-static void await_probe(void)
-{
-    for (unsigned i = 0; i < 50000; i++) {
-        const char *reason = why_not();
-        if (reason == NULL || strstr(reason, "for the first time") == NULL) return;
-        nap();
-    }
-    ck_assert_msg(false, "%s", why_not());
-}
 
 static const uint64_t direct_sizes[] = {64 * 1024, PIECE + 1, 6 * PIECE + 77};
 
