@@ -9,7 +9,7 @@
  * Failure modes: when one side has ended, what came from it before is still brought to the other one. A connection
  * whose TLS went wrong is logged.
  *
- * Thread: the one that moves; the relay sees to it that there is one.
+ * Thread: any for tl_relayed_create and tl_relayed_free; for the rest the one that has the relay's mutex `moving`.
  */
 #ifndef CONTROL_TLS_RELAYED_H
 #define CONTROL_TLS_RELAYED_H

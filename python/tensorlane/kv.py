@@ -922,10 +922,11 @@ class LMCacheClient:
 
     def drain_completions(self) -> list[tuple[int, bool, str, typing.Optional[list[bool]]]]:
         """Returns (number, whether all is well, error, result of each key) of what has ended."""
-        try:
-            os.eventfd_read(self._event)
-        except BlockingIOError:
-            pass
+        with self._event_lock:
+            try:
+                os.eventfd_read(self._event)
+            except BlockingIOError:
+                pass
         done = []
         while self._done:
             done.append(self._done.popleft())

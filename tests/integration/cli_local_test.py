@@ -33,8 +33,8 @@ class LocalCase(cli_support.Case):
 
     def health(self, code=0, *arguments):
         """Returns what health reports, by worker. With code None the exit status is not checked."""
-        ask = lambda: run(*HEALTH, "--config", self.served.path, "--json", *arguments)
-        result = ask_until_in_time(ask, lambda result: code == 0 and was_probed_late(result))
+        result = ask_until_in_time(lambda: run(*HEALTH, "--config", self.served.path, "--json", *arguments),
+                                   lambda result: code == 0 and was_probed_late(result))
         if code is not None:
             self.assertEqual(result.returncode, code, f"{result.stdout}\n{result.stderr}")
         shown = json.loads(result.stdout)

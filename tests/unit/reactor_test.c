@@ -492,26 +492,13 @@ START_TEST(sleeps_at_once_when_a_helper_takes_longer)
 }
 END_TEST
 
-/* Polling would only keep the peer from its answer. */
-START_TEST(sleeps_at_once_on_the_processor_of_its_peer)
+/* Polling would only keep the peer from its answer, or other threads from what is perhaps awaited. */
+START_TEST(sleeps_at_once_when_others_want_its_processor)
 {
     create_again(LONG_NS);
     tl_reactor_busy(reactor, 1);
-    stub.shares_processor = true;
-    stub.on_arm = one_event;
-    ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
-    ck_assert_uint_eq(stub.arm_count, 1);
-    ck_assert_uint_eq(stub.poll_count, 2 + POLLS_PER_CLOCK);
-    tl_reactor_busy(reactor, -1);
-}
-END_TEST
-
-/* Polling would only keep them from what is perhaps awaited. */
-START_TEST(sleeps_at_once_when_others_want_the_processor)
-{
-    create_again(LONG_NS);
-    tl_reactor_busy(reactor, 1);
-    stub.others_run = true;
+    stub.shares_processor = _i == 0;
+    stub.others_run = _i == 1;
     stub.on_arm = one_event;
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert_uint_eq(stub.arm_count, 1);
@@ -808,8 +795,7 @@ static void add_spinning(TCase *tcase)
     tcase_add_test(tcase, sleeps_at_once_without_spinning);
     tcase_add_test(tcase, spins_as_long_as_a_helper_is_expected_to_take);
     tcase_add_test(tcase, sleeps_at_once_when_a_helper_takes_longer);
-    tcase_add_test(tcase, sleeps_at_once_on_the_processor_of_its_peer);
-    tcase_add_test(tcase, sleeps_at_once_when_others_want_the_processor);
+    tcase_add_loop_test(tcase, sleeps_at_once_when_others_want_its_processor, 0, 2);
     tcase_add_test(tcase, spinning_comes_to_an_end);
     tcase_add_test(tcase, spinning_goes_on_over_rounds);
     tcase_add_test(tcase, a_closure_ends_spinning);
