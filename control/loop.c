@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <grpc/grpc.h>
-#include <grpc/support/cpu.h>
 #include <grpc/support/time.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -24,6 +23,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include "control/grpc_start.h"
 #include "control/tag.h"
 #include "control/tls_relay.h"
 
@@ -52,54 +52,6 @@ static void wake_complete(struct tl_tag *tag, bool is_ok)
     (void)is_ok;
 }
 
-/* gRPC 1.51 aborts the process when one connection has had bytes to read without a pause for about 2 GiB: its estimate
- * of how much to read next then overflows the int that it computes the size of new buffers with (maybe_make_read_slices
- * in tcp_posix.cc). Any client can cause that. The older way to make buffers, which this variable selects, limits the
- * size. The variable is set before main, while no other thread reads the environment. */
-__attribute__((constructor)) static void choose_read_buffers(void)
-{
-    static const char choice[] = "-tcp_read_chunks";
-    if (strncmp(grpc_version_string(), "29.", 3) != 0) return; /* the core of gRPC 1.51 */
-    const char *others = getenv("GRPC_EXPERIMENTS");
-    char all[1024];
-    int length = snprintf(all, sizeof(all), "%s%s%s", others != NULL ? others : "", others != NULL ? "," : "", choice);
-    (void)setenv("GRPC_EXPERIMENTS", length < (int)sizeof(all) ? all : choice, 1);
-}
-
-/* The threads that gRPC 1.51 starts: with grpc_init the default executor, the resolver executor and a thread for
- * timers; with the first channel an event engine with a thread for each processor, within limits, and one for its
- * timers. gRPC does not check whether a thread was started: if one is missing, calls and the end of the event engine
- * never finish. */
-#define GRPC_THREADS 4
-#define GRPC_MIN_ENGINE_THREADS 2
-#define GRPC_MAX_ENGINE_THREADS 32
-
-static enum tl_status check_threads(struct tl_error *ret_error)
-{
-    unsigned count = gpr_cpu_num_cores();
-    if (count < GRPC_MIN_ENGINE_THREADS) count = GRPC_MIN_ENGINE_THREADS;
-    if (count > GRPC_MAX_ENGINE_THREADS) count = GRPC_MAX_ENGINE_THREADS;
-    count += GRPC_THREADS;
-    struct tl_error problem;
-    if (tl_thread_check_available(count, &problem) == TL_OK) return TL_OK;
-    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
-                        "gRPC needs %u threads, and not all of them can be started: %s; raise the limit on processes "
-                        "(ulimit -u, TasksMax= of systemd, pids.max of the container)",
-                        count, problem.message);
-}
-
-/* Initialises gRPC for the life of the process. It is never shut down: its shutdown runs in the background, waits up to
- * 10 s for a poller of its own when a connection was closed in the middle of a write, and blocks the next
- * initialisation meanwhile. A channel that is never destroyed keeps the event engine, which would end with the last
- * channel, and never finish that if it could not start a thread under load. */
-static void start_grpc(void)
-{
-    static grpc_channel *volatile keeper; /* volatile: it must be stored although nothing reads it */
-    grpc_init();
-    keeper = grpc_lame_client_channel_create("keeper", GRPC_STATUS_UNAVAILABLE, "keeper");
-    TL_CHECK(keeper != NULL);
-}
-
 /* Seconds that gRPC's monotonic clock is ahead of the system's: a constant, 0 in 1.51 and 5 in newer cores. */
 static int64_t clock_lead_s(void)
 {
@@ -123,24 +75,9 @@ gpr_timespec tl_deadline_to_gpr(int64_t deadline_ns)
                           .clock_type = GPR_CLOCK_MONOTONIC};
 }
 
-static enum tl_status init_grpc(struct tl_error *ret_error)
-{
-    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-    static bool is_initialised;
-    enum tl_status status = TL_OK;
-    pthread_mutex_lock(&mutex);
-    if (!is_initialised) {
-        status = check_threads(ret_error);
-        if (status == TL_OK) start_grpc();
-        is_initialised = status == TL_OK;
-    }
-    pthread_mutex_unlock(&mutex);
-    return status;
-}
-
 enum tl_status tl_loop_create(struct tl_loop **ret_loop, struct tl_error *ret_error)
 {
-    enum tl_status status = init_grpc(ret_error);
+    enum tl_status status = tl_grpc_start(ret_error);
     if (status != TL_OK) return status;
     struct tl_loop *loop = calloc(1, sizeof(*loop));
     if (loop == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the control loop");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* gRPC keeps nothing of a worker that has closed. gRPC itself counts its servers, channels and connections; its own
  * check at shutdown cannot run, because gRPC stays initialised. One channel stays as long as the process, so that gRPC
- * keeps its threads (control/loop.c). */
+ * keeps its threads (control/grpc_start.c). */
 #include <check.h>
 #include <grpc/grpc.h>
 #include <grpc/support/alloc.h>
