@@ -92,7 +92,7 @@ static enum tl_status no_memory(struct tl_error *ret_error, uint64_t size_bytes)
 
 void tl_tensor_prefetch(const struct tl_tensor *tensor)
 {
-    tl_prefetch(tensor, sizeof(*tensor));
+    tl_prefetch(tensor, sizeof(*tensor) + TL_CACHE_LINE_BYTES - 1); /* it need not begin a line */
 }
 
 void tl_tensor_prefetch_data(const struct tl_tensor *tensor)

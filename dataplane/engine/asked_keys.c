@@ -12,6 +12,11 @@
 #define FIRST_CAPACITY 64
 /* A number goes to another key when so many times as many requests as there are numbers have not named its key. */
 #define IDLE_ROUNDS 4
+/* After so many requests in a row for keys without numbers, there are far more keys than numbers: hardly one has a
+ * number, and one that got a number would lose it before it is asked for again. Only every so many requests look, and
+ * may take a number, then. */
+#define MANY_MISSES 64
+#define LOOK_INTERVAL 16
 
 struct tl_asked_key {
     struct tl_hash_link hash; /* in keys->entries */
@@ -62,12 +67,16 @@ static void use_entry(struct tl_asked_keys *keys, struct tl_asked_key *entry)
     tl_list_push_back(&keys->used, &entry->place);
 }
 
-/* Returns NULL when there is no entry. Steps ask for the same keys in the same order, so the next key is usually the
- * least recently used one, which is compared before anything is hashed. */
+/* Steps ask for the same keys in the same order, so the next key is usually the least recently used one. */
+static bool is_oldest(const struct tl_asked_keys *keys, const char *key)
+{
+    return keys->entries.count > 0 && strcmp(oldest_entry(keys)->key, key) == 0;
+}
+
+/* Returns NULL when there is no entry. */
 static struct tl_asked_key *find_entry(const struct tl_asked_keys *keys, const char *key)
 {
     if (keys->entries.count == 0) return NULL;
-    if (strcmp(oldest_entry(keys)->key, key) == 0) return oldest_entry(keys);
     struct tl_hash_link *link = tl_hash_table_find(&keys->entries, hash_of(key, strlen(key)));
     while (link != NULL && strcmp(TL_CONTAINER_OF(link, struct tl_asked_key, hash)->key, key) != 0)
         link = tl_hash_table_another(link);
@@ -110,8 +119,14 @@ static struct tl_asked_key *create_entry(struct tl_asked_keys *keys, const char 
 
 uint32_t tl_asked_keys_get(struct tl_asked_keys *keys, const char *key)
 {
-    struct tl_asked_key *entry = find_entry(keys, key);
+    struct tl_asked_key *entry = is_oldest(keys, key) ? oldest_entry(keys) : NULL;
     keys->clock++;
+    if (entry == NULL) {
+        bool is_rare = keys->count == keys->limit && keys->missed_count >= MANY_MISSES;
+        if (is_rare && keys->clock % LOOK_INTERVAL != 0) return TL_NO_KEY_NUMBER;
+        entry = find_entry(keys, key);
+    }
+    keys->missed_count = entry != NULL ? 0 : keys->missed_count + 1;
     if (entry == NULL && !are_numbers_used(keys)) {
         bool is_replacing = keys->count == keys->limit;
         if (!is_replacing && !grow_numbers(keys)) return TL_NO_KEY_NUMBER;

@@ -47,8 +47,9 @@ struct tl_asked_keys {
     uint32_t limit;                  /* how many numbers there are */
     uint32_t count;                  /* how many of them are given */
     uint32_t capacity;
-    uint64_t clock;    /* how often a key was asked for */
-    bool has_replaced; /* a number has gone from one key to another */
+    uint32_t missed_count; /* so many keys in a row had no number; modulo 2^32 */
+    uint64_t clock;        /* how often a key was asked for */
+    bool has_replaced;     /* a number has gone from one key to another */
 };
 
 /* Returns the number of the key, which may be new; TL_NO_KEY_NUMBER: it gets none, or there is no memory. */

@@ -175,6 +175,7 @@ struct conn_asked {
     uint32_t count;       /* REQUESTs of the latter lot */
     uint32_t former_slot; /* the last slot of the former lot */
     bool is_ping_wanted;  /* the peer was asked, or is to be asked, what it has taken, since the latter lot is full */
+    uint32_t prefetched_count; /* so many fetches that are asked for next may be in the processor's caches */
 };
 
 /* Slots are the receive buffers that each side has posted for messages and immediates of the other. All numbers but

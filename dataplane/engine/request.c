@@ -28,8 +28,8 @@
 #include "base/prefetch.h"
 #include "base/reason.h"
 
-/* The requests of so many answers of a slot are fetched together. */
-#define PREFETCHED_ANSWERS 32
+/* What is known of so many requests is fetched together. */
+#define PREFETCHED_REQUESTS 32
 
 /* ----------------------------------------------------------------------------------------------- from the peer -- */
 
@@ -256,7 +256,7 @@ static size_t peek_answered(const struct tl_conn *conn, struct tl_batch batch, c
     const uint8_t *bytes;
     uint32_t len_bytes, handle;
     size_t count = 0;
-    while (count < PREFETCHED_ANSWERS && tl_batch_next(&batch, &bytes, &len_bytes)) {
+    while (count < PREFETCHED_REQUESTS && tl_batch_next(&batch, &bytes, &len_bytes)) {
         if (!tl_message_peek_done(bytes, len_bytes, &handle)) continue;
         const struct request *request = conn_find_request(conn, handle);
         if (request == NULL) continue;
@@ -266,23 +266,26 @@ static size_t peek_answered(const struct tl_conn *conn, struct tl_batch batch, c
     return count;
 }
 
+static void prefetch_wanted(const struct tl_fetch *fetch)
+{
+    const struct tl_meta_data *wanted = fetch->ops->wanted != NULL ? fetch->ops->wanted(fetch) : NULL;
+    if (wanted != NULL) tl_prefetch(wanted, sizeof(*wanted));
+}
+
 /* Between a handle and its destination lie four places in memory, each found through the one before. Each step
  * prefetches one place for all answers, so that they wait for memory together. */
 void requests_prefetch(const struct tl_conn *conn, const struct tl_batch *batch)
 {
-    const struct request *requests[PREFETCHED_ANSWERS];
-    const struct tl_fetch *fetches[PREFETCHED_ANSWERS];
+    const struct request *requests[PREFETCHED_REQUESTS];
+    const struct tl_fetch *fetches[PREFETCHED_REQUESTS];
     size_t request_count = peek_answered(conn, *batch, requests), count = 0;
     for (size_t i = 0; i < request_count; i++) {
         if (requests[i]->state != REQUEST_ASKED) continue;
         tl_prefetch(requests[i]->fetch, sizeof(*requests[i]->fetch));
         fetches[count++] = requests[i]->fetch;
     }
-    for (size_t i = 0; i < count; i++) {
-        const struct tl_meta_data *wanted =
-            fetches[i]->ops->wanted != NULL ? fetches[i]->ops->wanted(fetches[i]) : NULL;
-        if (wanted != NULL) tl_prefetch(wanted, sizeof(*wanted));
-    }
+    for (size_t i = 0; i < count; i++)
+        prefetch_wanted(fetches[i]);
 }
 
 void requests_message(struct tl_conn *conn, const struct tl_message *message)
@@ -424,6 +427,30 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     return true;
 }
 
+/* When many fetches wait, they wait for longer than what is known of them stays in the caches. Each step prefetches one
+ * place in memory for the next ones, so that they wait for it together. */
+static void prefetch_waiting(struct tl_conn *conn)
+{
+    const struct tl_list *waiting = &conn->requests.waiting;
+    uint32_t *prefetched_count = &conn->credits.asked.prefetched_count;
+    const struct tl_fetch *fetches[PREFETCHED_REQUESTS];
+    uint32_t count = 0;
+    if (*prefetched_count > 0) {
+        --*prefetched_count;
+        return;
+    }
+    if (waiting->next == waiting->prev) return;
+    TL_LIST_FOREACH(waiting, link)
+    {
+        fetches[count] = TL_CONTAINER_OF(link, struct tl_fetch, transport_link);
+        tl_prefetch(fetches[count], sizeof(*fetches[count]));
+        if (++count == PREFETCHED_REQUESTS) break;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        prefetch_wanted(fetches[i]);
+    *prefetched_count = count - 1;
+}
+
 bool requests_begin(struct tl_conn *conn)
 {
     struct tl_quota *quota = &conn->engine->provider->quota;
@@ -431,6 +458,7 @@ bool requests_begin(struct tl_conn *conn)
         if (tl_quota_left(quota) == 0) return true; /* others have their turn first */
         if (!conn_has_handle(conn)) requests_free_completed(conn);
         if (!conn_has_handle(conn)) return false; /* the next request that ends gives one */
+        prefetch_waiting(conn);
         struct tl_fetch *fetch =
             TL_CONTAINER_OF(tl_list_pop_front(&conn->requests.waiting), struct tl_fetch, transport_link);
         if (!begin(conn, fetch)) tl_list_push_back(&conn->requests.unrequested, &fetch->transport_link);

@@ -124,6 +124,29 @@ START_TEST(idle_keys_give_their_numbers_away)
 }
 END_TEST
 
+/* Asks for `count` keys, one after the other; returns how many of them had no number. */
+static unsigned ask_for_keys(unsigned first, unsigned count)
+{
+    unsigned missed_count = 0;
+    for (unsigned i = 0; i < count; i++)
+        missed_count += tl_asked_keys_get(&keys, name_of(first + i)) == TL_NO_KEY_NUMBER;
+    return missed_count;
+}
+
+/* Of far more keys than numbers each one would take the number of another, and lose it before it is asked for again.
+ * When there are fewer keys again, each of them has a number soon. */
+START_TEST(far_more_keys_than_numbers_seldom_take_any)
+{
+    const unsigned limit = 32, many = 40 * limit;
+    open_keys(limit);
+    for (unsigned round = 0; round < 4; round++)
+        ck_assert_uint_ge(ask_for_keys(0, many), many - many / 16 - limit);
+    for (unsigned round = 0; round < IDLE_ROUNDS + 2 * LOOK_INTERVAL; round++)
+        (void)ask_for_keys(many, limit);
+    ck_assert_uint_eq(ask_for_keys(many, limit), 0);
+}
+END_TEST
+
 START_TEST(what_is_sent)
 {
     uint64_t base;
@@ -190,6 +213,7 @@ int main(void)
     tcase_add_test(tcase, numbers_follow_each_other);
     tcase_add_test(tcase, keys_in_use_keep_their_numbers);
     tcase_add_test(tcase, idle_keys_give_their_numbers_away);
+    tcase_add_test(tcase, far_more_keys_than_numbers_seldom_take_any);
     tcase_add_test(tcase, what_is_sent);
     tcase_add_test(tcase, no_numbers);
     tcase_add_test(tcase, without_memory);
