@@ -4,8 +4,9 @@
  * meta-data that its tensors had last, so that a request can say at once where the next value may be written.
  *
  * Each key gets a free number while there is one. Then the key that was asked for longest ago gives its number to a new
- * one, but only when many others were asked for since: of more keys than there are numbers, asked for in turn, as many
- * as possible keep theirs. A key without a number is asked for by its text, and nothing is remembered of it.
+ * one, but only when many others were asked for since, and seldom where there are far more keys than numbers: of more
+ * keys than there are numbers, asked for in turn, as many as possible keep theirs. A key without a number is asked for
+ * by its text, and nothing is remembered of it.
  *
  * Thread: the owner's.
  */
