@@ -66,47 +66,47 @@ static void init_for_life(void)
 
 #define LOCK_WAITERS 2
 
-/* Where threads wait for each other. */
-struct meeting {
+/* A barrier made of gRPC's locks. */
+struct lock_barrier {
     gpr_mu mutex;
     gpr_cv is_complete;
     atomic_uint missing_count; /* atomic because ThreadSanitizer does not see gRPC's locks */
 };
 
-static void *meet(void *argument)
+static void *wait_at_barrier(void *argument)
 {
-    struct meeting *meeting = argument;
-    gpr_mu_lock(&meeting->mutex);
-    if (atomic_fetch_sub(&meeting->missing_count, 1) == 1) gpr_cv_broadcast(&meeting->is_complete);
-    while (atomic_load(&meeting->missing_count) > 0)
-        (void)gpr_cv_wait(&meeting->is_complete, &meeting->mutex, gpr_inf_future(GPR_CLOCK_MONOTONIC));
-    gpr_mu_unlock(&meeting->mutex);
+    struct lock_barrier *barrier = argument;
+    gpr_mu_lock(&barrier->mutex);
+    if (atomic_fetch_sub(&barrier->missing_count, 1) == 1) gpr_cv_broadcast(&barrier->is_complete);
+    while (atomic_load(&barrier->missing_count) > 0)
+        (void)gpr_cv_wait(&barrier->is_complete, &barrier->mutex, gpr_inf_future(GPR_CLOCK_MONOTONIC));
+    gpr_mu_unlock(&barrier->mutex);
     return NULL;
 }
 
-/* When, for the first time in a process, two threads wait for the same lock, abseil, whose locks gRPC has, looks for
- * the frequency of the processor in files of /sys that many machines lack, which leaves ENOENT in errno. gRPC 1.51
- * takes locks between its connect and its look at errno: a connection that was under way has then failed ("No such file
- * or directory"). Therefore two threads wait for one lock before anything is dialled: the last one to come to a meeting
- * holds the lock while it wakes the others, and they wait for it. */
+/* gRPC's locks are abseil's. The first time that two threads of a process wait for one of them, abseil looks for the
+ * frequency of the processor in files of /sys. Many machines lack these files: errno is ENOENT afterwards. gRPC 1.51
+ * takes locks between its connect and its look at errno, so that a connection that is under way may count as failed
+ * ("No such file or directory"). Therefore two threads wait for one lock before anything is dialled: the thread that
+ * comes to the barrier last holds the lock while it wakes the others, which need the lock to go on. */
 static enum tl_status make_lock_contention(struct tl_error *ret_error)
 {
-    struct meeting meeting = {.missing_count = LOCK_WAITERS + 1};
+    struct lock_barrier barrier = {.missing_count = LOCK_WAITERS + 1};
     pthread_t threads[LOCK_WAITERS];
     unsigned count = 0;
     enum tl_status status = TL_OK;
-    gpr_mu_init(&meeting.mutex);
-    gpr_cv_init(&meeting.is_complete);
+    gpr_mu_init(&barrier.mutex);
+    gpr_cv_init(&barrier.is_complete);
     while (count < LOCK_WAITERS && status == TL_OK) {
-        status = tl_thread_start("tl-lock", meet, &meeting, &threads[count], ret_error);
+        status = tl_thread_start("tl-lock", wait_at_barrier, &barrier, &threads[count], ret_error);
         count += status == TL_OK;
     }
-    atomic_fetch_sub(&meeting.missing_count, LOCK_WAITERS - count);
-    (void)meet(&meeting);
+    atomic_fetch_sub(&barrier.missing_count, LOCK_WAITERS - count);
+    (void)wait_at_barrier(&barrier);
     while (count > 0)
         (void)pthread_join(threads[--count], NULL);
-    gpr_cv_destroy(&meeting.is_complete);
-    gpr_mu_destroy(&meeting.mutex);
+    gpr_cv_destroy(&barrier.is_complete);
+    gpr_mu_destroy(&barrier.mutex);
     return status;
 }
 

@@ -13,8 +13,8 @@
 /* A number goes to another key when so many times as many requests as there are numbers have not named its key. */
 #define IDLE_ROUNDS 4
 /* After so many requests in a row for keys without numbers, there are far more keys than numbers: hardly one has a
- * number, and one that got a number would lose it before it is asked for again. Only every so many requests look, and
- * may take a number, then. */
+ * number, and one that got a number would lose it before it is asked for again. From then on only one request in
+ * LOOK_INTERVAL looks for its key, and may take a number. */
 #define MANY_MISSES 64
 #define LOOK_INTERVAL 16
 

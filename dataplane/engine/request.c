@@ -28,7 +28,7 @@
 #include "base/prefetch.h"
 #include "base/reason.h"
 
-/* What is known of so many requests is fetched together. */
+/* What is known of so many requests is prefetched together. */
 #define PREFETCHED_REQUESTS 32
 
 /* ----------------------------------------------------------------------------------------------- from the peer -- */
@@ -439,7 +439,7 @@ static void prefetch_waiting(struct tl_conn *conn)
         --*prefetched_count;
         return;
     }
-    if (waiting->next == waiting->prev) return;
+    if (waiting->next == waiting->prev) return; /* one fetch, with no other to wait together with */
     TL_LIST_FOREACH(waiting, link)
     {
         fetches[count] = TL_CONTAINER_OF(link, struct tl_fetch, transport_link);

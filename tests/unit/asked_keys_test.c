@@ -133,8 +133,8 @@ static unsigned ask_for_keys(unsigned first, unsigned count)
     return missed_count;
 }
 
-/* Of far more keys than numbers each one would take the number of another, and lose it before it is asked for again.
- * When there are fewer keys again, each of them has a number soon. */
+/* With far more keys than numbers, each key would take a number and lose it before it is asked for again. When there
+ * are fewer keys than numbers again, each of them soon has one. */
 START_TEST(far_more_keys_than_numbers_seldom_take_any)
 {
     const unsigned limit = 32, many = 40 * limit;
