@@ -679,19 +679,22 @@ class Whole(HealthCase):
         subprocess.run(finding["remedy"].split(": ")[1].split(), check=True)
         self.check_pairs(cluster.path)
 
-    def take_descriptors(self, worker):
-        """Leaves a worker as many descriptors as it has open once its start is over. Returns how many, and a function
-        that gives it others."""
-        seen = []
-
-        def is_settled():
+    def start_without_descriptors(self, cluster):
+        """Starts a worker that has no descriptor left once its start is over. Returns it, its limit, and a function
+        that gives it more."""
+        def settle(worker):
             """What the start has opened for a moment is closed again."""
-            seen.append(len(os.listdir(f"/proc/{worker.pid}/fd")))
-            return len(seen) > 50 and len(set(seen[-50:])) == 1
-        wait_until(is_settled, "a steady number of descriptors")
+            seen = []
+
+            def is_settled():
+                seen.append(cli_support.descriptors(worker.pid))
+                return len(seen) > 50 and seen[-50:] == seen[-1:] * 50
+            wait_until(is_settled, "a steady number of descriptors")
+        worker = cluster.start_without_gap(settle)
+        held = len(cli_support.descriptors(worker.pid))
         hard = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)[1]
-        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (seen[-1], hard))
-        return seen[-1], lambda: resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (held, hard))
+        return worker, held, lambda: resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (hard, hard))
 
     def assert_without_descriptors(self, finding, worker, held):
         self.assertEqual((finding["stage"], finding["verified"]), ("serving", "identity"), finding)
@@ -700,8 +703,7 @@ class Whole(HealthCase):
 
     def test_a_worker_without_descriptors_can_be_asked(self):
         cluster = self.cluster(ps=1, extra={"protocol": "grpc"})
-        worker = cluster.start()
-        held, give = self.take_descriptors(worker)
+        worker, held, give = self.start_without_descriptors(cluster)
         begin = time.monotonic()
         finding = self.check(4, cluster.path, *HEALTH[1:])["/job:ps/task:0"]
         cli_support.assert_soon(self, begin)
@@ -716,8 +718,7 @@ class Whole(HealthCase):
         # because the machine is slow.
         cluster = self.cluster(ps=1, worker=6, extra={"protocol": "grpc", "jobs": {"worker": {
             "connect": "eager", "timeouts": {"connect": "60s"}}}})
-        worker = cluster.start()
-        held, give = self.take_descriptors(worker)
+        worker, held, give = self.start_without_descriptors(cluster)
         peers = [self.spawn("serve", "--config", cluster.path, "--job", "worker", "--task", task) for task in range(6)]
         refusal = (f"/job:ps/task:0 has no descriptors left for another connection; give it more: \\\"prlimit --pid "
                    f"{worker.pid} --nofile=NUMBER\\\" as root on host {socket.gethostname()}")

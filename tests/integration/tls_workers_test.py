@@ -13,7 +13,7 @@ import subprocess
 import unittest
 
 import cli_support
-from cli_support import PATIENCE, read_safetensors, run, some_tensors, wait_until, write_safetensors
+from cli_support import PATIENCE, descriptors, read_safetensors, run, some_tensors, wait_until, write_safetensors
 from tls_support import TlsCase, openssl
 
 NOT_LOCKED = "private keys lie in memory that is not locked, and may be written to swap space"
@@ -250,7 +250,7 @@ class Floods(TlsCase):
     def test_a_lack_of_descriptors(self):
         cluster = self.secured(ps=1)
         worker = cluster.start()
-        used = len(os.listdir(f"/proc/{worker.pid}/fd"))
+        used = len(descriptors(worker.pid))
         resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (used + 30, used + 30))
         silent = [socket.create_connection(("127.0.0.1", cluster.port()), timeout=PATIENCE) for _ in range(200)]
         worker.await_line("limit of open files")
@@ -265,28 +265,23 @@ class Floods(TlsCase):
         ask = ("health", "-addr", cluster.address(), "-tls", "-tls-ca-cert", self.certs / "ca.pem", "-tls-client-cert",
                self.certs / "client.pem", "-tls-client-key", self.certs / "client.key", "-connect-timeout", "60s",
                "-rpc-timeout", "60s")
-        descriptors = lambda: {int(name) for name in os.listdir(f"/proc/{worker.pid}/fd")}
-        for _ in range(20):
-            worker = cluster.start()
-            idle = descriptors()
-            self.assert_run(0, *ask)  # What a first connection opens for good is open then.
-            wait_until(lambda: len(descriptors()) <= len(idle) + 1, "the end of the connection", lambda: worker.output)
-            # A thread that had a file open while others opened theirs leaves a gap. Then some spares would be beyond
-            # the limit, and would make way for nothing when they are closed.
-            if descriptors() == set(range(len(descriptors()))):
-                break
-            worker.stop()
-        else:
-            self.fail("each start left a gap")
+
+        def connect_first(worker):
+            """What a first connection opens for good is open then."""
+            idle = descriptors(worker.pid)
+            self.assert_run(0, *ask)
+            wait_until(lambda: len(descriptors(worker.pid)) <= len(idle) + 1, "the end of the connection",
+                       lambda: worker.output)
+        worker = cluster.start_without_gap(connect_first)
         before = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
-        first_free = len(descriptors())
+        first_free = len(descriptors(worker.pid))
         resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (first_free, before[1]))
         for _ in range(3):
             held = [self.connect(cluster.port(), self.context()) for _ in range(2)]
             self.assert_run(0, *ask)
             for connection in held:
                 connection.close()
-            wait_until(lambda: len(descriptors()) == first_free, "the spares", lambda: worker.output)
+            wait_until(lambda: len(descriptors(worker.pid)) == first_free, "the spares", lambda: worker.output)
         self.assertIn("connections take spare descriptors", worker.output)
         resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, before)
         self.assert_healthy(cluster, 1)

@@ -28,6 +28,7 @@ import os
 import pathlib
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -214,6 +215,9 @@ def main():
     unknown = [name for name in names if name not in STAGES]
     if unknown:
         sys.exit(f"no such stage: {', '.join(unknown)}; there are {', '.join(STAGES)}, and {', '.join(OPTIONS)}")
+    # Shells start what shall run in the background with these ignored, and tests, which send them, would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     for name in names:
         before, start = totals.copy(), time.monotonic()
         print(f"== {name}", flush=True)
