@@ -54,7 +54,7 @@ class Table(unittest.TestCase):
         return lines[0][4:]
 
     def test_times_as_fast(self):
-        self.assertEqual(self.line("faster", 1.5, [1e-6, 2e-6], [3e-6, 3e-6]), ["2.00", "1.88..2.62", ">= 1.5", "ok"])
+        self.assertEqual(self.line("faster", 1.5, [1e-6, 2e-6], [3e-6, 3e-6]), ["2.25", "1.88..2.62", ">= 1.5", "ok"])
         self.assertEqual(self.line("faster", 2.5, [1e-6, 2e-6], [3e-6, 3e-6])[2:], [">= 2.5", "below"])
         self.assertEqual(self.line("faster", None, [1e-6], [3e-6])[2:], ["-", ""])
 

@@ -11,6 +11,7 @@ Commands, each of which does its work COUNT times and is answered with the secon
 
     path BYTES COUNT     receives until a tensor has not come over gRPC alone, or none will
     pull BYTES COUNT     one receive of so many bytes after another into one array
+    copy BYTES COUNT     copies of so many bytes of this process into that array, with NumPy
     many BYTES COUNT     1,000 tensors of so many bytes with one call, each into an array of its own
     whole, rows, columns, rows_box, columns_box 0 COUNT
                          the matrix of 4,096 rows, or a quarter of it, into an array of its shape or (box) into its
@@ -144,6 +145,17 @@ class Receiver:
             recv(peer, key, into=into)
         passed = time.monotonic() - begin
         self.check(array, content(size))
+        return passed
+
+    def copy(self, size, count):
+        array, _ = self.array(f"tensor {size}", size)
+        source = content(size)
+        array.fill(UNWRITTEN)
+        begin = time.monotonic()
+        for _ in range(count):
+            numpy.copyto(array, source)
+        passed = time.monotonic() - begin
+        self.check(array, source)
         return passed
 
     def many(self, _, count):

@@ -84,6 +84,14 @@ def _beside_gloo():
                           "PyTorch gloo", Variant("gloo", "recv", SIZES[size]), "faster", None)
 
 
+def _beside_a_copy():
+    """What the memory of the machine allows."""
+    for progress in PROGRESS:
+        program = f"local {progress}"
+        yield Row("copy", f"64 MiB, local, {progress}", _pull(program, "64 MiB"), "a copy within one process",
+                  Variant(program, "copy", SIZES["64 MiB"]), "faster", None)
+
+
 def _parts():
     for protocol in PROTOCOLS:
         for progress in PROGRESS:
@@ -101,4 +109,4 @@ def _state():
                   "our C library", Variant(f"c model {progress}", "into_model", 0), "faster", 0.9)
 
 
-ROWS = (*_beside_c(), *_beside_nixl(), *_beside_mooncake(), *_beside_gloo(), *_parts(), *_state())
+ROWS = (*_beside_c(), *_beside_nixl(), *_beside_mooncake(), *_beside_gloo(), *_beside_a_copy(), *_parts(), *_state())

@@ -14,7 +14,7 @@ def amount(seconds):
 
 
 def compare(kind, ours, theirs):
-    """What a target bounds, in one round or of the medians."""
+    """What a target bounds, in one round."""
     if kind == "more":
         return (ours - theirs) * 1e6
     return ours / theirs if kind == "part" else theirs / ours
@@ -28,9 +28,11 @@ def verdict(row, value):
 
 
 def line(row, ours, theirs):
-    """The samples of both, round by round. The value is that of the medians."""
-    value = compare(row.kind, statistics.median(ours), statistics.median(theirs))
-    low, high = quartiles([compare(row.kind, our, their) for our, their in zip(ours, theirs)])
+    """The samples of both, round by round. The value is the median of the rounds' own: a machine that is slower for
+    longer than a round is so for both."""
+    values = [compare(row.kind, our, their) for our, their in zip(ours, theirs)]
+    value = statistics.median(values)
+    low, high = quartiles(values)
     unit = " us more" if row.kind == "more" else ""
     return [row.title, amount(statistics.median(ours)), row.peer_title, amount(statistics.median(theirs)),
             f"{value:.2f}{unit}", f"{low:.2f}..{high:.2f}", *verdict(row, value)]
