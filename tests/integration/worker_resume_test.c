@@ -12,6 +12,9 @@
 
 /* Twice as much as the sockets on the way can hold. */
 #define BIG_BYTES (UINT64_C(32) << 20)
+/* Of a matrix that is about as large. */
+#define ROWS UINT64_C(4096)
+#define COLUMNS UINT64_C(8199)
 
 static struct cluster cluster;
 static struct proxy proxy;
@@ -107,6 +110,54 @@ START_TEST(cut_transfer_goes_on_where_it_was)
     ck_assert_uint_ge(cluster_stats(cluster.workers[1]).requests_retried, 1);
     ck_assert_uint_eq(cluster_stats(cluster.workers[1]).tensors_received, 1);
     expect_gone("big", 1);
+}
+END_TEST
+
+/* A matrix of bytes that say where they are. */
+static struct tl_tensor *matrix(uint64_t rows, uint64_t columns)
+{
+    const uint64_t dims[] = {rows, columns};
+    struct tl_tensor *tensor;
+    ck_assert_int_eq(tl_tensor_create(TL_U8, 2, dims, &tensor, NULL), TL_OK);
+    unsigned char *bytes = tl_tensor_data(tensor);
+    for (uint64_t i = 0; i < rows * columns; i++)
+        bytes[i] = (unsigned char)(i % 251);
+    return tensor;
+}
+
+/* Columns of a sent value arrive in a box of the destination, whose other bytes stay. */
+START_TEST(cut_transfer_of_columns_goes_on_where_it_was)
+{
+    const uint64_t start[] = {0, 3}, size[] = {ROWS, COLUMNS - 7}, place[] = {1, 5};
+    const struct tl_part part = {
+        .size_bytes = sizeof(part), .rank = 2, .start = start, .size = size, .destination_start = place};
+    struct tl_tensor *value = matrix(ROWS, COLUMNS), *destination = matrix(ROWS + 2, COLUMNS);
+    const struct tl_recv_options options = {
+        .size_bytes = sizeof(options), .wants_checksum = true, .destination = destination, .part = &part};
+    struct tl_worker *receiver = cluster.workers[1];
+    cluster_send(cluster.workers[0], "big", 1, value, send_cq);
+    proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
+    ck_assert_int_eq(
+        tl_recv(receiver, cluster_peer(receiver, 0), "big", 1, &options, CLUSTER_LONG, recv_cq, NULL, NULL, NULL),
+        TL_OK);
+    proxy_wait_limit(&proxy, PROXY_DOWN);
+    proxy_cut(&proxy);
+    proxy_limit(&proxy, PROXY_DOWN, UINT64_MAX);
+    struct tl_completion received = cluster_next(recv_cq);
+    ck_assert_msg(received.status.code == TL_OK, "%s", received.status.message);
+    ck_assert_uint_eq(received.bytes, size[0] * size[1]);
+    tl_tensor_put(received.tensor);
+    cluster_expect(send_cq, TL_OK);
+    ck_assert_uint_lt(proxy_passed(&proxy, PROXY_DOWN), BIG_BYTES + BIG_BYTES / 4);
+    ck_assert_uint_ge(cluster_stats(receiver).requests_retried, 1);
+    const unsigned char *bytes = tl_tensor_data(destination);
+    for (uint64_t i = 0; i < (ROWS + 2) * COLUMNS; i++) {
+        uint64_t row = i / COLUMNS - place[0], column = i % COLUMNS - place[1];
+        uint64_t from = row < size[0] && column < size[1] ? (row + start[0]) * COLUMNS + column + start[1] : i;
+        if (bytes[i] != from % 251) ck_abort_msg("byte %llu", (unsigned long long)i);
+    }
+    tl_tensor_put(destination);
+    tl_tensor_put(value);
 }
 END_TEST
 
@@ -321,6 +372,7 @@ int main(void)
     TCase *pair = tcase_create("pair");
     tcase_add_checked_fixture(pair, setup, teardown);
     tcase_add_test(pair, cut_transfer_goes_on_where_it_was);
+    tcase_add_test(pair, cut_transfer_of_columns_goes_on_where_it_was);
     tcase_add_test(pair, cut_again_and_again_it_still_arrives);
     tcase_add_test(pair, server_that_learns_late_of_the_break_serves_on);
     tcase_add_test(pair, lost_acknowledgement_is_repeated);
