@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the rows: in every round all programs are started anew, in another order, and the ways to receive a workload
-run directly one after the other, in another order, so that whatever else the machine does falls on all of them."""
+run directly one after the other, in another order, so that whatever else the machine does falls on all of them. Each
+way runs as long as the others, after half as long that does not count: what a process does first, with new memory and
+cold caches, takes longer."""
 import contextlib
 import json
 import random
@@ -91,9 +93,9 @@ class Rounds:
     def measure(self, transport, progress, row, pairs):
         variants = [variant for variant in row.variants if variant in pairs]
         samples = self.samples.setdefault(transport, {}).setdefault(progress, {}).setdefault(row.title, {})
-        count = self.calibrate((transport, progress, row.title), pairs[variants[0]], row.command)
         for variant in self.shuffled(variants):
-            pairs[variant].take(row.command, 1)
+            count = self.calibrate((transport, progress, row.title, variant), pairs[variant], row.command)
+            pairs[variant].take(row.command, (count + 1) // 2)
             take = pairs[variant].take if self.is_grpc(transport) else pairs[variant].take_over_path
             taken = take(row.command, count)
             values = samples.setdefault(variant, {})
