@@ -111,6 +111,10 @@ struct groups_taken {
     uint64_t grpc_count;    /* tensors that came over gRPC */
 };
 
+/* Takes completions, at least one. With GROUPS_MANY it waits until there are group_count, all that the program needs of
+ * a group before it goes on; that may be more than the capacity. */
+size_t groups_wait(struct tl_cq *cq, enum groups_how how, struct tl_completion *ret_completions, size_t capacity,
+                   size_t group_count);
 double groups_now(void);
 /* Processor time of this process and of the one with this id. */
 double groups_cpu_seconds(int owner_pid);

@@ -51,6 +51,11 @@ bool groups_is_end(const struct tl_completion *completion)
 {
     return completion->kind == TL_OP_RECV_MANY || completion->kind == TL_OP_SEND_MANY;
 }
+
+static size_t wait_many(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, size_t min_count)
+{
+    return tl_cq_wait_many(cq, ret_completions, capacity, min_count, TL_TIMEOUT_NONE);
+}
 #else
 static tl_op_id receive_many(struct tl_worker *worker, tl_peer_id peer, const struct groups_item *items, size_t count,
                              struct tl_cq *cq, void *user_data)
@@ -71,7 +76,20 @@ bool groups_is_end(const struct tl_completion *completion)
     (void)completion;
     return false;
 }
+
+static size_t wait_many(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, size_t min_count)
+{
+    (void)cq, (void)ret_completions, (void)capacity, (void)min_count;
+    groups_die("wait for a group", "this library has no groups");
+}
 #endif
+
+size_t groups_wait(struct tl_cq *cq, enum groups_how how, struct tl_completion *ret_completions, size_t capacity,
+                   size_t group_count)
+{
+    if (how == GROUPS_MANY) return wait_many(cq, ret_completions, capacity, group_count);
+    return tl_cq_wait(cq, ret_completions, capacity, TL_TIMEOUT_NONE);
+}
 
 tl_op_id groups_receive(struct tl_worker *worker, tl_peer_id peer, enum groups_how how, const struct groups_item *items,
                         size_t count, struct tl_cq *cq, void *user_data)

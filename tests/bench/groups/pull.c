@@ -91,7 +91,7 @@ static void take_all(struct client *client, const struct command *command, size_
     struct tl_completion completions[GROUPS_COMPLETION_COUNT];
     while (count > 0) {
         size_t limit = count < GROUPS_COMPLETION_COUNT ? count : GROUPS_COMPLETION_COUNT;
-        size_t taken_count = tl_cq_wait(client->cq, completions, limit, TL_TIMEOUT_NONE);
+        size_t taken_count = groups_wait(client->cq, client->how, completions, limit, count);
         count -= taken_count;
         for (size_t i = 0; i < taken_count; i++) {
             if (!groups_is_end(&completions[i]))
