@@ -21,6 +21,7 @@
 #include "base/text.h"
 #include "server/cli/doctor_tcp.h"
 #include "server/cli/threads.h"
+#include "server/tls_options.h"
 
 #define CLOCK_NS (5 * TL_NS_PER_SEC)
 
@@ -36,6 +37,7 @@ struct trial {
 struct trials {
     struct trial *items; /* [count] */
     size_t count;
+    struct tl_tls_context *tls; /* NULL: the cluster has none */
 };
 
 /* Asks once more, only for the time. */
@@ -57,9 +59,11 @@ static void try_task(void *context, size_t place)
     struct trials *trials = context;
     struct trial *trial = &trials->items[place];
     const struct tl_doctor_host *host = trial->task->host;
+    const struct tl_doctor_endpoint endpoint = {
+        .port = trial->task->dialled_port, .tls = trials->tls, .task = trial->task->task->name};
     for (size_t i = 0; host && i < host->ip_count; i++)
         if (!tl_ip_is_link_local(&host->ips[i]))
-            tl_doctor_reach(&host->ips[i], trial->task->dialled_port, &trial->reached[trial->count++]);
+            tl_doctor_reach(&endpoint, &host->ips[i], &trial->reached[trial->count++]);
     if (trial->is_worker) ask_clock(trial->task->task->address, &trial->clock);
 }
 
@@ -124,6 +128,16 @@ static void judge_configuration(struct tl_doctor_report *report, const char *sou
     tl_doctor_explain_both(report, note, "give this machine the same cluster.json that the workers have");
 }
 
+/* Returns whether it is known what connections to the workers need. */
+static bool load_tls(const struct tl_settings *settings, struct tl_tls_context **ret_context)
+{
+    struct tl_tls_options options;
+    struct tl_error error;
+    *ret_context = NULL;
+    return !tl_tls_options_of(settings, &options) ||
+           tl_tls_context_load(&options.settings, ret_context, &error) == TL_OK;
+}
+
 void tl_doctor_check_peers(struct tl_doctor_report *report, const struct tl_doctor_tasks *tasks)
 {
     const struct tl_health_flags flags = {.service = ""};
@@ -131,7 +145,7 @@ void tl_doctor_check_peers(struct tl_doctor_report *report, const struct tl_doct
     const size_t count = tasks->config->task_count;
     struct trials trials = {.items = calloc(count, sizeof(*trials.items)), .count = count};
     struct tl_health_finding *findings = calloc(count, sizeof(*findings));
-    if (trials.items && findings) {
+    if (trials.items && findings && load_tls(&tasks->config->client_settings, &trials.tls)) {
         for (size_t i = 0; i < count; i++)
             trials.items[i].task = &tasks->tasks[i];
         tl_health_check_cluster(&flags, tasks->config, findings, note);
@@ -144,5 +158,6 @@ void tl_doctor_check_peers(struct tl_doctor_report *report, const struct tl_doct
         report->is_incomplete = true;
     }
     tl_health_findings_destroy(findings, count);
+    tl_tls_context_release(trials.tls);
     free(trials.items);
 }

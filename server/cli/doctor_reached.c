@@ -84,6 +84,15 @@ static void judge_no_answer(struct tl_doctor_report *report, const char *what, c
                       address);
 }
 
+static void judge_no_tls(struct tl_doctor_report *report, const char *what, const struct tl_doctor_reached *item,
+                         const char *address)
+{
+    tl_doctor_add(report, TL_DOCTOR_FAULT, what, "%s: connected, no TLS", address);
+    tl_doctor_explain_both(report, item->usual.tls_reason,
+                           "give both sides certificates of one authority in security.tls, each with its own name, and "
+                           "look at them with \"tensorlane cert show FILE\"");
+}
+
 static void judge_foreign(struct tl_doctor_report *report, const char *what, const char *address)
 {
     tl_doctor_add(report, TL_DOCTOR_FAULT, what, "%s: no HTTP/2", address);
@@ -106,6 +115,9 @@ static void judge(struct tl_doctor_report *report, const char *what, unsigned po
         break;
     case TL_DOCTOR_REACH_TCP:
         judge_no_answer(report, what, item, address);
+        break;
+    case TL_DOCTOR_REACH_NO_TLS:
+        judge_no_tls(report, what, item, address);
         break;
     case TL_DOCTOR_REACH_FOREIGN:
         judge_foreign(report, what, address);

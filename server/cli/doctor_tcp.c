@@ -5,7 +5,8 @@
  * Happy path: connect; the preface of HTTP/2, SETTINGS and PING, which are 50 bytes, and the answer to the PING; a
  * frame of an unknown type with 16,000 bytes, which HTTP/2 says to ignore, and another PING, whose answer shows that
  * all of it arrived; a call of the reflection service, whose answer has some thousand bytes. gRPC itself cannot be
- * used: it does not let its caller limit the size of segments, and does not say how far it came.
+ * used: it does not let its caller limit the size of segments, and does not say how far it came. Where the cluster has
+ * TLS, its handshake comes first, and the rest goes through it.
  *
  * Failure modes: what is not answered within its time ends the attempt, and how far it came is the result. A server
  * without reflection answers few bytes; that is not counted as a failure.
@@ -16,11 +17,14 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/error.h"
+#include "security/tls_session.h"
 
 #define STEP_NS (2 * TL_NS_PER_SEC)
 
@@ -32,6 +36,7 @@ enum { FLAG_END_STREAM = 1, FLAG_ACK = 1, FLAG_END_HEADERS = 4 };
 
 struct attempt {
     int fd;
+    struct tl_tls_session *tls;                        /* NULL: plain */
     uint8_t bytes[FRAME_HEAD_BYTES + MAX_FRAME_BYTES]; /* what was received of the next frame */
     size_t len_bytes;
     unsigned ping_count; /* answers to PING */
@@ -77,6 +82,62 @@ static int connect_to(struct attempt *attempt, const struct tl_ip *ip, unsigned 
     return failure;
 }
 
+/* --------------------------------------------------------------------------------------------------------- TLS -- */
+
+/* Sends what the session has composed. */
+static bool flush(const struct attempt *attempt, int64_t deadline_ns)
+{
+    for (;;) {
+        enum tl_tls_flushed flushed = tl_tls_session_flush(attempt->tls);
+        if (flushed != TL_TLS_BLOCKED) return flushed == TL_TLS_FLUSHED;
+        if (wait_for(attempt->fd, POLLOUT, deadline_ns) != 0) return false;
+    }
+}
+
+/* Makes the handshake. TL_DOCTOR_REACH_ALL: it is done. */
+static enum tl_doctor_reach secure(struct attempt *attempt, const struct tl_doctor_endpoint *endpoint,
+                                   struct tl_error *ret_error)
+{
+    const int64_t deadline_ns = tl_clock_deadline_ns(STEP_NS);
+    if (tl_tls_session_create(endpoint->tls, TL_TLS_DIALS, attempt->fd, endpoint->task, &attempt->tls, ret_error) !=
+        TL_OK)
+        return TL_DOCTOR_REACH_NO_TLS;
+    for (;;) {
+        enum tl_tls_progress progress = tl_tls_session_handshake(attempt->tls, ret_error);
+        bool is_flushed = flush(attempt, deadline_ns); /* a refusal, too */
+        if (progress == TL_TLS_DONE) return TL_DOCTOR_REACH_ALL;
+        if (progress == TL_TLS_FAILED) return TL_DOCTOR_REACH_NO_TLS;
+        if (progress == TL_TLS_ENDED || !is_flushed) {
+            (void)tl_error_set(ret_error, TL_UNAVAILABLE, "no TLS connection: it ended the connection");
+            return TL_DOCTOR_REACH_NO_TLS;
+        }
+        if (wait_for(attempt->fd, POLLIN, deadline_ns) != 0) return TL_DOCTOR_REACH_TCP;
+    }
+}
+
+/* As recv. */
+static ssize_t receive(const struct attempt *attempt, void *bytes, size_t capacity)
+{
+    size_t len_bytes;
+    struct tl_error error;
+    if (attempt->tls == NULL) return recv(attempt->fd, bytes, capacity, 0);
+    enum tl_tls_progress progress = tl_tls_session_read(attempt->tls, bytes, capacity, &len_bytes, &error);
+    if (len_bytes > 0) return (ssize_t)len_bytes;
+    if (progress == TL_TLS_ENDED) return 0;
+    errno = progress == TL_TLS_FAILED ? ECONNRESET : EAGAIN;
+    return -1;
+}
+
+static void close_attempt(struct attempt *attempt)
+{
+    if (attempt->tls != NULL) {
+        tl_tls_session_write_end(attempt->tls);
+        (void)tl_tls_session_flush(attempt->tls);
+    }
+    tl_tls_session_destroy(attempt->tls);
+    if (attempt->fd >= 0) close(attempt->fd);
+}
+
 /* ------------------------------------------------------------------------------------------------------ frames -- */
 
 static uint32_t frame_len(const uint8_t *head)
@@ -113,13 +174,14 @@ static void take_frame(struct attempt *attempt)
         attempt->is_answered = true;
 }
 
-/* Reads more of a frame. False: the connection is over, or what comes is no HTTP/2. */
-static bool read_some(struct attempt *attempt)
+/* Reads more of a frame, or waits until there is more. False: the connection is over, what comes is no HTTP/2, or the
+ * time is up. */
+static bool read_some(struct attempt *attempt, int64_t deadline_ns)
 {
     size_t wanted = FRAME_HEAD_BYTES;
     if (attempt->len_bytes >= FRAME_HEAD_BYTES) wanted += frame_len(attempt->bytes);
-    ssize_t count = recv(attempt->fd, attempt->bytes + attempt->len_bytes, wanted - attempt->len_bytes, 0);
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+    ssize_t count = receive(attempt, attempt->bytes + attempt->len_bytes, wanted - attempt->len_bytes);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return wait_for(attempt->fd, POLLIN, deadline_ns) == 0;
     if (count <= 0) {
         attempt->is_foreign = !attempt->has_frame;
         return false;
@@ -142,7 +204,7 @@ static bool await(struct attempt *attempt, unsigned ping_count)
 {
     const int64_t deadline_ns = tl_clock_deadline_ns(STEP_NS);
     while (ping_count > 0 ? attempt->ping_count < ping_count : !attempt->is_answered) {
-        if (wait_for(attempt->fd, POLLIN, deadline_ns) != 0 || !read_some(attempt)) return false;
+        if (!read_some(attempt, deadline_ns)) return false;
     }
     return true;
 }
@@ -150,6 +212,8 @@ static bool await(struct attempt *attempt, unsigned ping_count)
 static bool send_all(const struct attempt *attempt, const uint8_t *bytes, size_t len_bytes)
 {
     const int64_t deadline_ns = tl_clock_deadline_ns(STEP_NS);
+    if (attempt->tls != NULL)
+        return tl_tls_session_write(attempt->tls, bytes, len_bytes) && flush(attempt, deadline_ns);
     while (len_bytes > 0) {
         ssize_t count = send(attempt->fd, bytes, len_bytes, MSG_NOSIGNAL);
         if (count < 0 && errno != EAGAIN && errno != EINTR) return false;
@@ -228,26 +292,31 @@ static enum tl_doctor_reach try_steps(struct attempt *attempt)
     return try_large_from(attempt) ? TL_DOCTOR_REACH_ALL : TL_DOCTOR_REACH_LARGE_TO;
 }
 
-void tl_doctor_try_tcp(const struct tl_ip *ip, unsigned port, unsigned max_segment,
+void tl_doctor_try_tcp(const struct tl_doctor_endpoint *endpoint, const struct tl_ip *ip, unsigned max_segment,
                        struct tl_doctor_attempt *ret_attempt)
 {
     struct attempt attempt = {.fd = -1};
+    struct tl_error error = {.message = ""};
     int segment_bytes = 0;
     socklen_t len_bytes = sizeof(segment_bytes);
-    *ret_attempt = (struct tl_doctor_attempt){.error_number = connect_to(&attempt, ip, port, max_segment)};
+    *ret_attempt = (struct tl_doctor_attempt){.error_number = connect_to(&attempt, ip, endpoint->port, max_segment)};
     if (ret_attempt->error_number == 0) {
-        ret_attempt->reach = try_steps(&attempt);
+        ret_attempt->reach = endpoint->tls != NULL ? secure(&attempt, endpoint, &error) : TL_DOCTOR_REACH_ALL;
+        if (ret_attempt->reach == TL_DOCTOR_REACH_ALL) ret_attempt->reach = try_steps(&attempt);
+        snprintf(ret_attempt->tls_reason, sizeof(ret_attempt->tls_reason), "%s", error.message);
         if (getsockopt(attempt.fd, IPPROTO_TCP, TCP_MAXSEG, &segment_bytes, &len_bytes) == 0 && segment_bytes > 0)
             ret_attempt->segment_bytes = (unsigned)segment_bytes;
     }
-    if (attempt.fd >= 0) close(attempt.fd);
+    close_attempt(&attempt);
 }
 
-void tl_doctor_reach(const struct tl_ip *ip, unsigned port, struct tl_doctor_reached *ret_reached)
+void tl_doctor_reach(const struct tl_doctor_endpoint *endpoint, const struct tl_ip *ip,
+                     struct tl_doctor_reached *ret_reached)
 {
     *ret_reached = (struct tl_doctor_reached){.ip = *ip};
-    tl_doctor_try_tcp(ip, port, 0, &ret_reached->usual);
+    tl_doctor_try_tcp(endpoint, ip, 0, &ret_reached->usual);
     enum tl_doctor_reach reach = ret_reached->usual.reach;
-    if (reach == TL_DOCTOR_REACH_NONE || reach == TL_DOCTOR_REACH_FOREIGN || reach == TL_DOCTOR_REACH_ALL) return;
-    tl_doctor_try_tcp(ip, port, TL_DOCTOR_SMALL_SEGMENT, &ret_reached->small);
+    bool is_behind_tcp =
+        reach == TL_DOCTOR_REACH_TCP || reach == TL_DOCTOR_REACH_SMALL || reach == TL_DOCTOR_REACH_LARGE_TO;
+    if (is_behind_tcp) tl_doctor_try_tcp(endpoint, ip, TL_DOCTOR_SMALL_SEGMENT, &ret_reached->small);
 }

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/ip.h"
+#include "security/tls_context.h"
 #include "server/cli/doctor.h"
 
 /* Bytes that are sent at once to try large segments. */
@@ -19,6 +20,7 @@
 enum tl_doctor_reach {
     TL_DOCTOR_REACH_NONE,     /* no connection: error_number says why */
     TL_DOCTOR_REACH_TCP,      /* connected, and nothing was answered to a few bytes */
+    TL_DOCTOR_REACH_NO_TLS,   /* connected, and TLS was not agreed on: tls_reason says why */
     TL_DOCTOR_REACH_FOREIGN,  /* what answers does not speak HTTP/2, or ends the connection */
     TL_DOCTOR_REACH_SMALL,    /* a few bytes were answered, TL_DOCTOR_LARGE_BYTES were not */
     TL_DOCTOR_REACH_LARGE_TO, /* those were answered, but a large answer did not arrive */
@@ -29,11 +31,19 @@ struct tl_doctor_attempt {
     enum tl_doctor_reach reach;
     int error_number;       /* why there is no connection */
     unsigned segment_bytes; /* largest segment that the kernel would send; 0: not known */
+    char tls_reason[TL_ERROR_MESSAGE_BYTES];
+};
+
+/* What is tried. */
+struct tl_doctor_endpoint {
+    unsigned port;
+    struct tl_tls_context *tls; /* NULL: without TLS */
+    const char *task;           /* whose name the certificate must have */
 };
 
 /* Tries it, with segments of at most max_segment bytes in both directions (0: as large as they are). Blocks: at most 2
  * s for each step. Thread: any. */
-void tl_doctor_try_tcp(const struct tl_ip *ip, unsigned port, unsigned max_segment,
+void tl_doctor_try_tcp(const struct tl_doctor_endpoint *endpoint, const struct tl_ip *ip, unsigned max_segment,
                        struct tl_doctor_attempt *ret_attempt);
 
 /* What was tried with one address of a task. */
@@ -44,7 +54,8 @@ struct tl_doctor_reached {
 };
 
 /* Tries one address in both ways. */
-void tl_doctor_reach(const struct tl_ip *ip, unsigned port, struct tl_doctor_reached *ret_reached);
+void tl_doctor_reach(const struct tl_doctor_endpoint *endpoint, const struct tl_ip *ip,
+                     struct tl_doctor_reached *ret_reached);
 
 /* Compares what was tried with all addresses of a task: a line for each. */
 void tl_doctor_judge_reached(struct tl_doctor_report *report, const char *task, unsigned port,

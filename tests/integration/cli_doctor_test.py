@@ -12,6 +12,7 @@ import threading
 
 import cli_support
 from doctor_support import DoctorCase
+from tls_support import TlsCase
 
 REQUIRE = {"protocol": "grpc+verbs", "rdma": "require"}
 
@@ -153,6 +154,37 @@ class Doctor(DoctorCase):
         self.addCleanup(server.close)
         config = self.write_json({"cluster": {"ps": [server.address]}})
         return self.doctor("-c", config, code=4)["TCP to /job:ps/task:0"]
+
+
+class Secured(TlsCase, DoctorCase):
+    def test_workers_under_tls(self):
+        cluster = self.secured(ps=1, worker=1)
+        workers = [cluster.start(job) for job in ("ps", "worker")]
+        lines = cli_support.ask_until_in_time(lambda: self.doctor("-c", cluster.path), was_probed_late)
+        for name in ("/job:ps/task:0", "/job:worker/task:0"):
+            self.assertEqual(lines[f"worker {name}"]["verdict"], "ok", lines)
+            line = lines[f"TCP to {name}"]
+            self.assertEqual(line["verdict"], "ok", line)
+            self.assertIn("large packets both ways", line["value"])
+        for worker in workers:
+            self.assertIsNone(worker.find("handshake failed"), worker.output)
+
+    def test_a_worker_that_has_no_tls(self):
+        cluster = self.secured(ps=1)
+        plain = self.write_json({"cluster": cluster.jobs}, "plain.json")
+        worker = self.spawn("serve", "--config", plain, "--job", "ps", "--task", 0)
+        worker.await_line("worker ready")
+        line = self.doctor("-c", cluster.path, code=4)["TCP to /job:ps/task:0"]
+        self.assertEqual(line["verdict"], "fault")
+        self.assertIn("connected, no TLS", line["value"])
+        self.assertIn("no TLS connection", line["cause"])
+        self.assertIn("security.tls", line["remedy"])
+
+    def test_a_worker_that_makes_no_handshake(self):
+        cluster = self.secured(ps=1)
+        with socket.create_server(("127.0.0.1", cluster.port())):
+            line = self.doctor("-c", cluster.path, code=4)["TCP to /job:ps/task:0"]
+        self.assertIn("connected, no answer", line["value"])
 
 
 DATA, HEADERS, PING, UNKNOWN = 0, 1, 6, 0xBB
