@@ -42,14 +42,21 @@ static void count_paths(const struct tl_pull *pull, size_t counts[PATH_COUNT])
         if (pull->items[i].is_received && (size_t)pull->items[i].path < PATH_COUNT) counts[pull->items[i].path]++;
 }
 
-/* Why tensors came on this path and not on a faster one; "": there is no faster one, or no reason is known. */
+/* Why the largest of the tensors on this path did not come on a faster one; "": there is no faster one, or no reason is
+ * known. */
 static const char *find_reason(const struct tl_pull *pull, enum tl_path path)
 {
+    const char *reason = "";
+    uint64_t largest_bytes = 0;
     for (size_t i = 0; pull->items && i < pull->listing.count; i++) {
         const struct tl_pull_item *item = &pull->items[i];
-        if (item->is_received && item->path == path && item->path_reason[0] != '\0') return item->path_reason;
+        uint64_t bytes = item->listed->meta_data.size_bytes;
+        if (!item->is_received || item->path != path || item->path_reason[0] == '\0') continue;
+        if (reason[0] != '\0' && bytes <= largest_bytes) continue;
+        reason = item->path_reason;
+        largest_bytes = bytes;
     }
-    return "";
+    return reason;
 }
 
 #define LABEL_BYTES 48

@@ -55,6 +55,14 @@ class LocalCase(cli_support.Case):
 
 
 class Choice(LocalCase):
+    def test_the_reason_is_that_of_the_largest(self):
+        """It may come after those of smaller ones."""
+        sizes = {"first": 64 << 10, "second": 3 << 20, "third": 64 << 10}
+        self.serve(tensors={name: ("U8", (size,), bytes(size)) for name, size in sizes.items()})
+        shown = self.pull()
+        self.assertEqual(shown["paths"], {"bounce": 3})
+        self.assertIn("both sides copy it", shown["reasons"]["bounce"])
+
     def test_auto(self):
         """Large tensors are copied by both sides at the same time, or from their own memory (docs/local.md)."""
         size = 3 << 20
