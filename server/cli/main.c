@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <tensorlane/version.h>
@@ -119,6 +120,8 @@ static void protect_descriptors(void)
 int main(int argc, char **argv)
 {
     protect_descriptors();
+    /* up starts its workers from /proc/self/exe, after which they would be called "exe" in lists of processes. */
+    (void)prctl(PR_SET_NAME, "tensorlane");
     signal(SIGPIPE, SIG_IGN);
     /* For the widths of characters only: numbers are written in the same way everywhere. */
     setlocale(LC_CTYPE, "C.UTF-8");

@@ -4,6 +4,7 @@
 import fcntl
 import json
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -135,6 +136,8 @@ class Up(TlsCase):
             launcher = self.up(cluster)
             children = children_of(launcher.pid)
             self.assertEqual(len(children), 3)
+            names = [pathlib.Path(f"/proc/{child}/comm").read_text(encoding="ascii") for child in children]
+            self.assertEqual(names, ["tensorlane\n"] * 3)
             self.assertEqual(launcher.stop(number), 0)
             self.assertEqual([child for child in children if is_running(child)], [])
             self.assertEqual(launcher.output.count("worker stopped"), 3, launcher.output)
