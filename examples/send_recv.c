@@ -4,8 +4,8 @@
  *
  *   cc send_recv.c $(pkg-config --cflags --libs tensorlane) -o send_recv && ./send_recv
  *
- * Both workers live in this one process, so that there is nothing to set up; they still talk to each other over the
- * network, exactly as two processes on two machines would. In a real program each process opens one worker, and the
+ * Both workers live in this one process, so that there is nothing to set up; they talk to each other over the transport
+ * that "auto" chooses, as two processes of one host would. In a real program each process opens one worker, and the
  * cluster is described in a file that all of them read:
  *
  *   struct tl_worker_options options = {.size_bytes = sizeof(options), .config_path = "cluster.json", .job = "worker",
