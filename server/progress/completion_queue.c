@@ -21,12 +21,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 
 /* Pause between two checks whether the readers have left the loop of a worker that closes. */
 #define DETACH_PAUSE_US 100
+/* A wait for many completions, such as those of a large group, counts as several waits in close succession: one for so
+ * many, up to so many waits. The worker's thread does not work beside one that waits for long. */
+#define COMPLETIONS_OF_WAIT 64
+#define LONGEST_WAIT 16
 
 /* A thread that waits at the queue: it makes a worker's progress, or it sleeps. */
 struct reader {
@@ -294,6 +299,7 @@ static bool progress_until(struct tl_cq *cq, struct reader *reader, int64_t dead
     struct tl_progress_engine *progress = cq->progress;
     struct tl_wait wait;
     tl_wait_init(&wait, progress);
+    wait.weight += (unsigned)tl_min_u64((reader->min_count - cq->item_count) / COMPLETIONS_OF_WAIT, LONGEST_WAIT);
     reader->wait = &wait;
     __atomic_fetch_add(&progress->reader_count, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&cq->mutex);

@@ -210,7 +210,7 @@ void tl_progress_post_all(struct tl_progress_engine *progress, struct tl_list *c
 
 void tl_wait_init(struct tl_wait *wait, struct tl_progress_engine *progress)
 {
-    *wait = (struct tl_wait){.progress = progress};
+    *wait = (struct tl_wait){.progress = progress, .weight = 1};
     tl_list_init(&wait->link);
     cond_init_monotonic(&wait->cond);
 }
@@ -244,7 +244,7 @@ static void enter(struct tl_progress_engine *progress, struct tl_wait *wait)
 {
     if (progress->mode == TL_PROGRESS_THREAD) {
         bool is_close = tl_clock_now_ns() - progress->last_left_ns < STREAK_GAP_NS;
-        progress->streak = is_close ? progress->streak + 1 : 0;
+        progress->streak = is_close ? progress->streak + wait->weight : wait->weight - 1;
     }
     tl_list_push_back(&progress->waits, &wait->link);
 }

@@ -96,6 +96,7 @@ struct tl_wait {
     pthread_cond_t cond;
     bool is_done;       /* under progress->mutex */
     bool is_each_round; /* it is woken after every round of other threads */
+    unsigned weight;    /* how many short waits it lasts as long as, about; 1 at first */
 };
 
 void tl_wait_init(struct tl_wait *wait, struct tl_progress_engine *progress);

@@ -178,6 +178,47 @@ START_TEST(closes_while_a_reactor_posts)
 }
 END_TEST
 
+#define MANY 300
+
+static void *take_many(void *cq)
+{
+    static struct tl_completion completions[MANY];
+    ck_assert_uint_eq(tl_cq_wait_many(cq, completions, MANY, MANY, CLUSTER_LONG), MANY);
+    for (size_t i = 0; i < MANY; i++)
+        tl_tensor_put(completions[i].tensor);
+    return NULL;
+}
+
+/* One wait for so many completions is as good as several for a few: the worker's thread leaves the loop to it. */
+START_TEST(a_wait_for_many_drives_the_loop)
+{
+    struct cluster cluster;
+    pthread_t reader;
+    cluster_init(&cluster, 1, NULL);
+    struct tl_worker *worker = cluster_open(&cluster, 0);
+    struct tl_cq *cq = cluster_cq();
+    for (unsigned i = 0; i < MANY; i++)
+        cluster_recv(worker, 0, "later", 0, cq);
+    ck_assert_int_eq(pthread_create(&reader, NULL, take_many, cq), 0);
+    while (!__atomic_load_n(&worker->progress.is_parked, __ATOMIC_RELAXED))
+        sched_yield();
+    struct tl_tensor *tensor = cluster_tensor(8, 1);
+    cluster_publish(worker, "later", 0, tensor);
+    tl_tensor_put(tensor);
+    pthread_join(reader, NULL);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(cq);
+}
+END_TEST
+
+static void add_waiting(Suite *suite)
+{
+    TCase *tcase = tcase_create("waiting");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, a_wait_for_many_drives_the_loop);
+    suite_add_tcase(suite, tcase);
+}
+
 static void add_closing(Suite *suite)
 {
     TCase *tcase = tcase_create("closing");
@@ -200,6 +241,7 @@ int main(void)
     Suite *suite = suite_create("progress");
     add(suite, "posted", posted_in_the_last_round, 2);
     add(suite, "stale", run_by_a_caller, 1);
+    add_waiting(suite);
     add_closing(suite);
     return run_suite(suite);
 }
