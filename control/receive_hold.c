@@ -2,6 +2,8 @@
 #include "control/receive_hold.h"
 
 #include <stdlib.h>
+
+#define HASH_NONFATAL_OOM 1
 #include <uthash.h>
 
 #include "base/arith.h"

@@ -230,16 +230,27 @@ bool tl_subscription_cancel(struct tl_worker *worker, tl_op_id id)
     return true;
 }
 
+/* Returns whether all slots have ended; some may end in a later round. */
+static bool end_now(struct tl_subscription *subscription, const struct tl_error *status)
+{
+    subscription_hold(subscription);
+    subscription_end(subscription, status);
+    bool is_done = subscription->ended_count == subscription->slot_count;
+    subscription_let_go(subscription);
+    return is_done;
+}
+
 bool tl_subscriptions_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status)
 {
     struct tl_subscription *subscription, *next;
+    bool are_done = true;
     HASH_ITER(hh, worker->operations.subscriptions, subscription, next)
     {
-        if (subscription->is_ending || (peer != NULL && subscription->peer != peer)) continue;
-        if (tl_quota_left(tl_loop_quota(worker->loop)) == 0) return false;
-        subscription_end(subscription, status);
+        if (peer != NULL && subscription->peer != peer) continue;
+        if (!subscription->is_ending && tl_quota_left(tl_loop_quota(worker->loop)) == 0) return false;
+        are_done &= end_now(subscription, status);
     }
-    return true;
+    return are_done;
 }
 
 /* ------------------------------------------------------------------------------------------------------ starting -- */

@@ -459,6 +459,25 @@ START_TEST(operations_of_a_removed_peer_end)
 }
 END_TEST
 
+#define MANY_BUFFERS 2000 /* more than one round ends */
+
+/* Its requests wait for a connection that never comes; once it was cancelled before. */
+START_TEST(a_large_subscription_ends_with_its_peer)
+{
+    struct tl_worker *asker = open_any();
+    tl_peer_id peer = add(asker, "127.0.0.1:9", NULL, 0);
+    const struct tl_subscribe_options options = {.size_bytes = sizeof(options), .count = MANY_BUFFERS};
+    tl_op_id op;
+    ck_assert_int_eq(tl_subscribe(asker, peer, "k", &options, cq, NULL, &op, &error), TL_OK);
+    if (_i == 1) ck_assert_int_eq(tl_cancel(asker, op), TL_OK);
+    remove_peer(asker, peer);
+    struct tl_completion last = cluster_next(cq);
+    ck_assert(last.is_last);
+    ck_assert_int_ne(last.status.code, TL_OK);
+    tl_worker_close(asker, 0);
+}
+END_TEST
+
 /* What has arrived is acknowledged, also when its receiver removes the owner at once. */
 START_TEST(sends_are_acknowledged)
 {
@@ -579,6 +598,7 @@ int main(void)
     tcase_set_timeout(tcase, 200);
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_loop_test(tcase, operations_of_a_removed_peer_end, 0, 4);
+    tcase_add_loop_test(tcase, a_large_subscription_ends_with_its_peer, 0, 2);
     tcase_add_loop_test(tcase, sends_are_acknowledged, 0, 2);
     tcase_add_test(tcase, a_wait_ends_with_its_peer);
     tcase_add_loop_test(tcase, thousands_come_and_go, 0, 2);

@@ -28,6 +28,9 @@ def problems_of(path):
     lines = source.read(path).splitlines()
     if not any("SPDX-License-Identifier: Apache-2.0" in line for line in lines[:2]):
         yield "the first line lacks SPDX-License-Identifier: Apache-2.0"
+    for before, line in zip(["", *lines], lines):
+        if line.startswith("#include <uthash.h>") and before != "#define HASH_NONFATAL_OOM 1":
+            yield "without HASH_NONFATAL_OOM before it, uthash.h ends the process when there is no memory"
     for number, line in enumerate(lines, 1):
         if GENERATED_TEXT.search(line) and path.name != "hygiene.py":
             yield f"line {number}: generated code is not committed"
