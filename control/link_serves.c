@@ -117,15 +117,21 @@ void link_serve_end(struct link_serve *entry, enum tl_serve_end end)
     serve_free(entry);
 }
 
-void link_serve_fail(struct link_serve *entry, const struct tl_error *status)
+/* Without a status it fails for lack of memory. */
+static void queue_failure(struct link_serve *entry)
 {
     struct tl_link *link = entry->link;
-    if (entry->sending != NULL) link_serve_stop_reading(entry);
     link_serve_set_state(entry, SERVE_FAILED);
-    if (has_sending(entry)) entry->sending->failure = link_status_get(link, status);
     tl_list_remove(&entry->place);
     tl_list_push_back(&link->answers.failures, &entry->place);
     link_flush_later(link);
+}
+
+void link_serve_fail(struct link_serve *entry, const struct tl_error *status)
+{
+    if (entry->sending != NULL) link_serve_stop_reading(entry);
+    if (has_sending(entry)) entry->sending->failure = link_status_get(entry->link, status);
+    queue_failure(entry);
 }
 
 /* Whether there is space for a value besides those that are held. The only one may have any size. */
@@ -171,8 +177,7 @@ static void serve_reply(struct tl_serve *serve, const struct tl_error *status, c
     struct tl_error error;
     if (!has_sending(entry)) {
         tl_tensor_put(offer->tensor);
-        tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory to send a tensor");
-        link_serve_fail(entry, &error);
+        queue_failure(entry); /* what has nothing to send from counts as not sent, so that the owner keeps the value */
         return;
     }
     struct link_sending *sending = entry->sending;
