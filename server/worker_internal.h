@@ -323,8 +323,8 @@ bool tl_ops_fail_receives(struct tl_worker *worker, const struct tl_peer *peer, 
 /* Ends the open receives of a step, those that are being delivered or those that are not, as many as the loop's quota
  * allows. Returns false when others are left: call again. */
 bool tl_ops_fail_step(struct tl_worker *worker, uint64_t step, bool is_delivering, const struct tl_error *status);
-/* Ends the subscriptions from this peer (NULL: all), as many as the loop's quota allows. Returns false when others are
- * left: call again. */
+/* Ends the subscriptions from this peer (NULL: all), as many of their buffers as the loop's quota allows. Returns false
+ * when others are left: call again. */
 bool tl_subscriptions_end(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_error *status);
 /* A data connection has changed: the fetches of puts that wait for it go on, or fail (put_fetch.c). */
 void tl_put_fetches_go_on(struct tl_worker *worker);
