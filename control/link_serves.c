@@ -177,7 +177,7 @@ static void serve_reply(struct tl_serve *serve, const struct tl_error *status, c
     struct tl_error error;
     if (!has_sending(entry)) {
         tl_tensor_put(offer->tensor);
-        queue_failure(entry); /* what has nothing to send from counts as not sent, so that the owner keeps the value */
+        queue_failure(entry); /* without a link_sending the value counts as not sent, and the owner keeps it */
         return;
     }
     struct link_sending *sending = entry->sending;

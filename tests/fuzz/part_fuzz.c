@@ -19,7 +19,7 @@ static struct tl_tensor *make(enum tl_dtype dtype)
     return tensor;
 }
 
-/* Parts of an own value: whatever they are, they have no bytes but those of the value. */
+/* Takes parts of small values, each made for it: a part has no bytes but those of its value. */
 static void take_small(const char *name)
 {
     static const enum tl_dtype dtypes[] = {TL_F32, TL_I4};

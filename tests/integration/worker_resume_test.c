@@ -12,7 +12,7 @@
 
 /* Twice as much as the sockets on the way can hold. */
 #define BIG_BYTES (UINT64_C(32) << 20)
-/* Of a matrix that is about as large. */
+/* The dimensions of a matrix of bytes that is slightly larger than BIG_BYTES. */
 #define ROWS UINT64_C(4096)
 #define COLUMNS UINT64_C(8199)
 
