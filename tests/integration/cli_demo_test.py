@@ -13,7 +13,7 @@ import subprocess
 import cli_support
 from cli_support import BUILD, PATIENCE, SANITIZE, SOURCE, environment
 
-DEMO = SOURCE / "examples/demo.sh"
+DEMO = SOURCE / "examples/demo.py"
 GENERATOR = BUILD / "examples/make_vgg16"
 PARAMETERS = 138357544
 FREE_BYTES = 2 * 10**9

@@ -55,7 +55,7 @@ class WorkerTest(guest_support.GuestTest):
                            f"export LD_PRELOAD={DIRECT}; exec python3 -B tests/rdma_vm/worker_hosts.py serve")
 
     def test_demo(self):
-        script = "examples/demo.sh --divide 4 config/examples/demo-rdma.json"
+        script = "examples/demo.py --divide 4 config/examples/demo-rdma.json"
         result = self.run_guest(script, "--show", str(BUILD), timeout=180)
         self.assert_status(0, result)
         self.assertEqual(2, len(re.findall("paths: verbs zero-copy 17, verbs inline 15$", result.stdout, re.MULTILINE)),
