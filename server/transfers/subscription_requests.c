@@ -192,8 +192,11 @@ static void own_deliver(struct tl_receiver *receiver, const struct tl_error *sta
 {
     struct slot *slot = TL_CONTAINER_OF(receiver, struct slot, own.receiver);
     const struct tl_executor *executor = &slot->subscription->worker->executor;
+    bool is_one_shot = offer != NULL && offer->is_one_shot;
     if (offer != NULL) slot->own.offer = *offer;
-    if (tl_executor_is_here(executor)) {
+    /* A value that is refused is offered to the next receiver at once: each of many would have that call nested in its
+     * own. */
+    if (tl_executor_is_here(executor) && !is_one_shot) {
         own_answered(slot, status);
         return;
     }

@@ -51,15 +51,14 @@ static void returned(void *context)
     subscription_let_go(subscription);
 }
 
-/* Lends the tensor until the program puts it. While the subscription ends, nothing need come back. */
-static enum tl_status lend(struct slot *slot, struct tl_tensor *tensor, struct tl_tensor **ret_lent)
+/* Lends the tensor until the program puts it. Returns false without memory for that. */
+static bool lend(struct slot *slot, struct tl_tensor *tensor, struct tl_tensor **ret_lent)
 {
     struct tl_error error;
     enum tl_status status =
         tl_borrow_create(slot->subscription->worker, tensor, returned, slot, &slot->borrow, ret_lent, &error);
-    slot->state = SLOT_LENT;
     if (status != TL_OK) slot->borrow = NULL;
-    return status;
+    return status == TL_OK;
 }
 
 /* Passes the value to the program. */
@@ -94,29 +93,31 @@ static void keep_memory(struct slot *slot, struct tl_tensor *tensor)
 /* Passes the completion of an error to the program. It gives the slot back when it was read. */
 static void push_error(struct slot *slot)
 {
-    if (lend(slot, slot->subscription->token, &slot->value->token) != TL_OK) slot->value->token = NULL;
+    if (!lend(slot, slot->subscription->token, &slot->value->token)) slot->value->token = NULL;
     push(slot);
 }
 
-static void push_held(struct slot *slot)
+/* Passes what the slot holds to the program. Returns false, and changes nothing, when there is no memory to lend it: a
+ * value that was sent is the receiver's alone, and must not be lost. */
+static bool push_held(struct slot *slot)
 {
     struct value *value = slot->value;
     struct tl_tensor *tensor = slot->arrived;
-    slot->arrived = NULL;
-    slot_close(slot);
-    if (tensor == NULL) {
-        push_error(slot);
-        return;
+    bool is_lent = tensor != NULL && lend(slot, tensor, &value->tensor);
+    if (tensor != NULL && !is_lent) {
+        if (!slot->subscription->is_ending) return false;
+        value->tensor = tl_tensor_get(tensor); /* nothing is written there any more */
     }
-    bool is_lent = lend(slot, tensor, &value->tensor) == TL_OK;
-    keep_memory(slot, tensor);
-    if (is_lent) {
+    slot->arrived = NULL;
+    slot->state = SLOT_LENT;
+    slot_close(slot);
+    if (tensor != NULL) {
+        keep_memory(slot, tensor);
         push(slot);
     } else {
-        value->tensor = NULL;
-        value->error = tl_error_keep(&subscription_out_of_memory);
         push_error(slot);
     }
+    return true;
 }
 
 /* Returns a slot that has asked earlier, and whose value goes to the program before that of the held one; NULL: there
@@ -152,8 +153,10 @@ void subscription_push_held(struct tl_subscription *subscription)
         struct slot *earlier = find_earlier(slot);
         if (earlier != NULL) {
             tl_list_push_back(&earlier->followers, link);
-        } else {
-            push_held(slot);
+        } else if (!push_held(slot)) {
+            tl_list_push_front(&subscription->unchecked, link);
+            subscription_retry_later(subscription);
+            return;
         }
     }
 }

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Values that were sent, while there is no memory to answer or to lend: none is lost. */
+#include <check.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "control/link_serves.h"
+#include "fakes/cluster.h"
+#include "fakes/run_suite.h"
+#include "server/transfers/borrow.h"
+
+static atomic_bool is_out_of_memory; /* for what an answer is sent from, once */
+
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    bool must_fail = count * size == sizeof(struct link_sending) && atomic_exchange(&is_out_of_memory, false);
+    return must_fail ? NULL : __real_calloc(count, size);
+}
+
+static atomic_int loans_to_fail;
+
+enum tl_status __real_tl_borrow_create(struct tl_worker *worker, struct tl_tensor *base,
+                                       void (*returned)(void *context), void *context, struct tl_borrow **ret_borrow,
+                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error);
+enum tl_status __wrap_tl_borrow_create(struct tl_worker *worker, struct tl_tensor *base,
+                                       void (*returned)(void *context), void *context, struct tl_borrow **ret_borrow,
+                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error);
+
+enum tl_status __wrap_tl_borrow_create(struct tl_worker *worker, struct tl_tensor *base,
+                                       void (*returned)(void *context), void *context, struct tl_borrow **ret_borrow,
+                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    int left = atomic_load(&loans_to_fail);
+    if (left > 0) {
+        atomic_store(&loans_to_fail, left - 1);
+        return TL_RESOURCE_EXHAUSTED;
+    }
+    return __real_tl_borrow_create(worker, base, returned, context, ret_borrow, ret_tensor, ret_error);
+}
+
+START_TEST(a_value_that_could_not_be_answered_stays)
+{
+    struct cluster cluster;
+    struct tl_completion completion;
+    struct tl_error error;
+    cluster_init(&cluster, 2, NULL);
+    cluster.protocol = "grpc";
+    cluster_open_all(&cluster);
+    struct tl_worker *owner = cluster.workers[0], *receiver = cluster.workers[1];
+    struct tl_cq *cq = cluster_cq();
+    struct tl_tensor *tensor = cluster_tensor(1000, 1);
+    atomic_store(&is_out_of_memory, true);
+    cluster_send(owner, "k", 1, tensor, cq);
+    tl_tensor_put(tensor);
+    ck_assert_int_eq(tl_recv_wait(receiver, cluster_peer(receiver, 0), "k", 1, NULL, CLUSTER_LONG, &completion, &error),
+                     TL_RESOURCE_EXHAUSTED);
+    ck_assert(!atomic_load(&is_out_of_memory));
+    ck_assert(cluster_is_quiet(cq));
+    struct tl_tensor *received = cluster_recv_wait(receiver, 0, "k", 1);
+    ck_assert(cluster_tensor_is(received, 1000, 1));
+    tl_tensor_put(received);
+    cluster_expect(cq, TL_OK);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(cq);
+}
+END_TEST
+
+static tl_op_id subscribe(struct tl_worker *worker, struct tl_tensor *const *destinations, size_t count,
+                          struct tl_cq *cq)
+{
+    const struct tl_subscribe_options options = {
+        .size_bytes = sizeof(options), .destinations = destinations, .count = count};
+    tl_op_id op;
+    struct tl_error error;
+    ck_assert_int_eq(tl_subscribe(worker, cluster_peer(worker, 0), "k", &options, cq, NULL, &op, &error), TL_OK);
+    return op;
+}
+
+/* Values that cannot be lent wait, and those behind them too. */
+static void check_loans(const char *protocol, bool has_destinations)
+{
+    struct cluster cluster;
+    cluster_init(&cluster, 2, NULL);
+    cluster.protocol = protocol;
+    cluster_open_all(&cluster);
+    struct tl_worker *owner = cluster.workers[0], *receiver = cluster.workers[1];
+    struct tl_cq *cq = cluster_cq(), *sent = cluster_cq();
+    struct tl_tensor *destinations[] = {cluster_tensor(1000, 0), cluster_tensor(1000, 0)};
+    tl_op_id op = subscribe(receiver, has_destinations ? destinations : NULL, 2, cq);
+    CLUSTER_UNTIL(cluster_stats(owner).waiting_receivers == 2);
+    atomic_store(&loans_to_fail, 3);
+    for (unsigned step = 1; step <= 5; step++) {
+        struct tl_tensor *tensor = cluster_tensor(1000, step);
+        cluster_send(owner, "k", step, tensor, sent);
+        tl_tensor_put(tensor);
+    }
+    for (unsigned step = 1; step <= 5; step++) {
+        struct tl_completion completion = cluster_next(cq);
+        ck_assert_msg(completion.status.code == TL_OK, "%s", completion.status.message);
+        ck_assert_uint_eq(completion.step, step);
+        ck_assert(cluster_tensor_is(completion.tensor, 1000, step));
+        tl_tensor_put(completion.tensor);
+        cluster_expect(sent, TL_OK);
+    }
+    ck_assert_int_eq(atomic_load(&loans_to_fail), 0);
+    ck_assert_int_eq(tl_cancel(receiver, op), TL_OK);
+    cluster_expect(cq, TL_CANCELLED);
+    tl_tensor_put(destinations[0]);
+    tl_tensor_put(destinations[1]);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(cq);
+    tl_cq_destroy(sent);
+}
+
+START_TEST(a_value_that_could_not_be_lent_comes_later)
+{
+    check_loans("grpc", false);
+    check_loans("grpc", true);
+    check_loans("auto", false);
+    check_loans("auto", true);
+}
+END_TEST
+
+/* A subscription that is cancelled while its value waits for memory passes it on as it is. */
+START_TEST(a_value_that_cannot_be_lent_comes_at_the_end)
+{
+    struct cluster cluster;
+    cluster_init(&cluster, 2, NULL);
+    cluster.protocol = "grpc";
+    cluster_open_all(&cluster);
+    struct tl_worker *owner = cluster.workers[0], *receiver = cluster.workers[1];
+    struct tl_cq *cq = cluster_cq(), *sent = cluster_cq();
+    struct tl_tensor *tensor = cluster_tensor(1000, 1);
+    tl_op_id op = subscribe(receiver, NULL, 1, cq);
+    atomic_store(&loans_to_fail, 1000000);
+    cluster_send(owner, "k", 1, tensor, sent);
+    tl_tensor_put(tensor);
+    CLUSTER_UNTIL(atomic_load(&loans_to_fail) < 1000000);
+    ck_assert(cluster_is_quiet(cq));
+    ck_assert_int_eq(tl_cancel(receiver, op), TL_OK);
+    struct tl_completion completion = cluster_next(cq);
+    ck_assert_int_eq(completion.status.code, TL_OK);
+    ck_assert_uint_eq(completion.step, 1);
+    ck_assert(cluster_tensor_is(completion.tensor, 1000, 1));
+    tl_tensor_put(completion.tensor);
+    cluster_expect(cq, TL_CANCELLED);
+    cluster_expect(sent, TL_OK);
+    atomic_store(&loans_to_fail, 0);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(cq);
+    tl_cq_destroy(sent);
+}
+END_TEST
+
+/* Each of many subscriptions of the worker itself refuses the value, which then is there for the next one. */
+START_TEST(a_value_that_no_buffer_fits)
+{
+    enum { COUNT = 10000 };
+    struct cluster cluster;
+    cluster_init(&cluster, 1, "\"limits\": {\"waiting\": 20000}");
+    cluster_open_all(&cluster);
+    struct tl_worker *worker = cluster.workers[0];
+    struct tl_cq *cq = cluster_cq(), *sent = cluster_cq();
+    struct tl_tensor *destination = cluster_tensor(1, 0), *tensor = cluster_tensor(1000, 1);
+    for (unsigned i = 0; i < COUNT; i++)
+        subscribe(worker, &destination, 1, cq);
+    CLUSTER_UNTIL(cluster_stats(worker).waiting_receivers == COUNT);
+    cluster_send(worker, "k", 1, tensor, sent);
+    for (unsigned i = 0; i < COUNT; i++)
+        cluster_expect(cq, TL_FAILED_PRECONDITION);
+    struct tl_tensor *received = cluster_recv_wait(worker, 0, "k", 1);
+    ck_assert(cluster_tensor_is(received, 1000, 1));
+    tl_tensor_put(received);
+    cluster_expect(sent, TL_OK);
+    tl_tensor_put(tensor);
+    tl_tensor_put(destination);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(cq);
+    tl_cq_destroy(sent);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("scarce_memory");
+    TCase *link = tcase_create("link"), *subscription = tcase_create("subscription"), *stack = tcase_create("stack");
+    tcase_add_test(link, a_value_that_could_not_be_answered_stays);
+    tcase_add_test(subscription, a_value_that_could_not_be_lent_comes_later);
+    tcase_add_test(subscription, a_value_that_cannot_be_lent_comes_at_the_end);
+    tcase_add_test(stack, a_value_that_no_buffer_fits);
+    tcase_set_timeout(link, 60);
+    tcase_set_timeout(subscription, 60);
+    tcase_set_timeout(stack, 60);
+    suite_add_tcase(suite, link);
+    suite_add_tcase(suite, subscription);
+    suite_add_tcase(suite, stack);
+    return run_suite(suite);
+}
