@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -979,7 +980,11 @@ def main() -> None:
     parser.add_argument("--settings", help="a file with settings of the worker (docs/config.md)")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    owner = Owner(arguments.address, arguments.limit, arguments.ttl, arguments.settings)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # It ends as by Ctrl-C.
+    try:
+        owner = Owner(arguments.address, arguments.limit, arguments.ttl, arguments.settings)
+    except (Error, OSError, MemoryError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
     print(f"ready at {owner.address}", flush=True)
     try:
         asyncio.run(owner.run())

@@ -30,6 +30,7 @@
 #include "server/cli/output.h"
 #include "server/cli/published.h"
 #include "tensor/mapped_file.h"
+#include "tensor/tensor_file.h"
 
 /* Gives back everything that an attempt has; what was not committed disappears. */
 static void clear_attempt(struct tl_pull *pull)
@@ -186,11 +187,22 @@ static enum tl_status open_device(const struct tl_pull *pull, struct tl_error *r
     return status;
 }
 
+/* A file that cannot be read is known before anything is received. Without --verify-against nothing is done. */
+static enum tl_status check_compare_file(const struct tl_pull *pull, struct tl_error *ret_error)
+{
+    struct tl_tensor_list list = {0};
+    if (!pull->compare_path) return TL_OK;
+    enum tl_status status = tl_tensor_file_read(pull->compare_path, &list, ret_error);
+    if (status == TL_OK) tl_tensor_list_fini(&list);
+    return status;
+}
+
 static int run(struct tl_pull *pull)
 {
     struct tl_error error = {.code = TL_OK};
     enum tl_status status = tl_guard_mapped_files(&error);
     if (status == TL_OK) status = open_device(pull, &error);
+    if (status == TL_OK) status = check_compare_file(pull, &error);
     if (status == TL_OK) status = attempt(pull, &error);
     if (status != TL_OK && pull->is_misfit) {
         clear_attempt(pull);

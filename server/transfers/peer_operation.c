@@ -269,8 +269,7 @@ static void no_link(struct tl_call_wait *wait, const struct tl_error *reason)
 static void found_all(struct tl_peer_op *op, struct tl_error *error)
 {
     if (error->code == TL_OK && op->kind == TL_OP_STAT && op->listing->count == 0) {
-        tl_error_set(error, TL_NOT_FOUND, "nothing is published at %s under the key of %s", tl_peer_name(op->peer),
-                     op->text);
+        tl_error_set(error, TL_NOT_FOUND, "%s publishes nothing under \"%.64s\"", tl_peer_name(op->peer), op->text);
         tl_listing_destroy(op->listing);
         op->listing = NULL;
     }

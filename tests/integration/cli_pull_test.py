@@ -416,7 +416,8 @@ class Compared(PullCase):
         self.pull_error("tensor 'mask' was received but .* has none", "--verify-against", path)
 
     def test_missing_file(self):
-        self.serve()
+        """It is known before anything is received, or even asked for."""
+        self.target = ("--address", "127.0.0.1:9")
         self.pull_error("nowhere.safetensors", "--verify-against", self.folder / "nowhere.safetensors")
 
 

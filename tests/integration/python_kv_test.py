@@ -5,6 +5,7 @@ import asyncio
 import concurrent.futures
 import json
 import os
+import pathlib
 import random
 import select
 import signal
@@ -143,6 +144,24 @@ class Blocks(Owned):
         for thread in threads:
             thread.join()
         self.assertEqual(wrong, [])
+
+
+class Program(Owned):
+    def test_it_ends_by_signals(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.owner.send_signal(number)
+            self.assertEqual(self.owner.wait(PATIENCE), 0)
+            self.start(self.address)
+
+    def test_what_keeps_it_from_starting(self):
+        nowhere = str(pathlib.Path(tempfile.gettempdir()) / "nowhere.json")
+        for options, pattern in ((["--address", self.address], "another process uses the address"),
+                                 (["--address", "127.0.0.1:0", "--settings", nowhere], "nowhere.json")):
+            result = subprocess.run([sys.executable, "-m", "tensorlane.kv", "--limit", "1MiB", *options], text=True,
+                                    capture_output=True, env={**os.environ, "PYTHONPATH": str(PACKAGES)}, check=False)
+            self.assertEqual(result.returncode, 1)
+            self.assertRegex(result.stderr.splitlines()[-1], f"^python -m tensorlane.kv: .*{pattern}")
+            self.assertNotIn("Traceback", result.stderr)
 
 
 class Index(Owned):

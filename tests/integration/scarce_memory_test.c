@@ -20,7 +20,7 @@ void *__wrap_calloc(size_t count, size_t size)
     return must_fail ? NULL : __real_calloc(count, size);
 }
 
-static atomic_int loans_to_fail;
+static atomic_int failing_borrows;
 
 enum tl_status __real_tl_borrow_create(struct tl_worker *worker, struct tl_tensor *base,
                                        void (*returned)(void *context), void *context, struct tl_borrow **ret_borrow,
@@ -33,9 +33,9 @@ enum tl_status __wrap_tl_borrow_create(struct tl_worker *worker, struct tl_tenso
                                        void (*returned)(void *context), void *context, struct tl_borrow **ret_borrow,
                                        struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
-    int left = atomic_load(&loans_to_fail);
+    int left = atomic_load(&failing_borrows);
     if (left > 0) {
-        atomic_store(&loans_to_fail, left - 1);
+        atomic_store(&failing_borrows, left - 1);
         return TL_RESOURCE_EXHAUSTED;
     }
     return __real_tl_borrow_create(worker, base, returned, context, ret_borrow, ret_tensor, ret_error);
@@ -80,7 +80,7 @@ static tl_op_id subscribe(struct tl_worker *worker, struct tl_tensor *const *des
 }
 
 /* Values that cannot be lent wait, and those behind them too. */
-static void check_loans(const char *protocol, bool has_destinations)
+static void check_borrows(const char *protocol, bool has_destinations)
 {
     struct cluster cluster;
     cluster_init(&cluster, 2, NULL);
@@ -91,7 +91,7 @@ static void check_loans(const char *protocol, bool has_destinations)
     struct tl_tensor *destinations[] = {cluster_tensor(1000, 0), cluster_tensor(1000, 0)};
     tl_op_id op = subscribe(receiver, has_destinations ? destinations : NULL, 2, cq);
     CLUSTER_UNTIL(cluster_stats(owner).waiting_receivers == 2);
-    atomic_store(&loans_to_fail, 3);
+    atomic_store(&failing_borrows, 3);
     for (unsigned step = 1; step <= 5; step++) {
         struct tl_tensor *tensor = cluster_tensor(1000, step);
         cluster_send(owner, "k", step, tensor, sent);
@@ -105,7 +105,7 @@ static void check_loans(const char *protocol, bool has_destinations)
         tl_tensor_put(completion.tensor);
         cluster_expect(sent, TL_OK);
     }
-    ck_assert_int_eq(atomic_load(&loans_to_fail), 0);
+    ck_assert_int_eq(atomic_load(&failing_borrows), 0);
     ck_assert_int_eq(tl_cancel(receiver, op), TL_OK);
     cluster_expect(cq, TL_CANCELLED);
     tl_tensor_put(destinations[0]);
@@ -117,10 +117,10 @@ static void check_loans(const char *protocol, bool has_destinations)
 
 START_TEST(a_value_that_could_not_be_lent_comes_later)
 {
-    check_loans("grpc", false);
-    check_loans("grpc", true);
-    check_loans("auto", false);
-    check_loans("auto", true);
+    check_borrows("grpc", false);
+    check_borrows("grpc", true);
+    check_borrows("auto", false);
+    check_borrows("auto", true);
 }
 END_TEST
 
@@ -135,10 +135,10 @@ START_TEST(a_value_that_cannot_be_lent_comes_at_the_end)
     struct tl_cq *cq = cluster_cq(), *sent = cluster_cq();
     struct tl_tensor *tensor = cluster_tensor(1000, 1);
     tl_op_id op = subscribe(receiver, NULL, 1, cq);
-    atomic_store(&loans_to_fail, 1000000);
+    atomic_store(&failing_borrows, 1000000);
     cluster_send(owner, "k", 1, tensor, sent);
     tl_tensor_put(tensor);
-    CLUSTER_UNTIL(atomic_load(&loans_to_fail) < 1000000);
+    CLUSTER_UNTIL(atomic_load(&failing_borrows) < 1000000);
     ck_assert(cluster_is_quiet(cq));
     ck_assert_int_eq(tl_cancel(receiver, op), TL_OK);
     struct tl_completion completion = cluster_next(cq);
@@ -148,7 +148,7 @@ START_TEST(a_value_that_cannot_be_lent_comes_at_the_end)
     tl_tensor_put(completion.tensor);
     cluster_expect(cq, TL_CANCELLED);
     cluster_expect(sent, TL_OK);
-    atomic_store(&loans_to_fail, 0);
+    atomic_store(&failing_borrows, 0);
     cluster_close_all(&cluster);
     tl_cq_destroy(cq);
     tl_cq_destroy(sent);
