@@ -269,6 +269,16 @@ static int choose_device(struct tl_pull *pull, const char *text, const struct tl
 }
 
 #define WORD_OF(value, word) word ", "
+#define STRING_OF(value, word) word,
+
+/* -1, or the exit code. */
+static int check_protocol(const char *protocol, const struct tl_options *options)
+{
+    static const char *const protocols[] = {TL_PROTOCOLS(STRING_OF)};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(protocols); i++)
+        if (strcmp(protocol, protocols[i]) == 0) return -1;
+    return tl_options_refuse(options, "--protocol %s: there are " TL_PROTOCOLS(WORD_OF) "and no other", protocol);
+}
 
 static int parse_and_run(struct tl_pull *pull, int argc, char **argv)
 {
@@ -309,6 +319,7 @@ static int parse_and_run(struct tl_pull *pull, int argc, char **argv)
     pull->patterns = (const char *const *)argv + first;
     pull->pattern_count = (size_t)(argc - first);
     code = device ? choose_device(pull, device, &options) : -1;
+    if (code < 0 && pull->target.protocol) code = check_protocol(pull->target.protocol, &options);
     if (code < 0) code = choose_format(pull, output, &options);
     if (code < 0) code = tl_target_resolve(&pull->target, &options);
     return code >= 0 ? code : run(pull);

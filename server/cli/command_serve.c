@@ -238,9 +238,10 @@ static enum tl_status open_worker(struct serve *serve, struct tl_error *ret_erro
 }
 
 /* Called when the last words can be heard. */
-static void log_last_words(void)
+static void log_last_words(const struct tl_last_words *words)
 {
-    TL_LOG_AT_ERROR("the worker cannot start; it says why at its address for a while, and then ends");
+    TL_LOG_AT_ERROR("the worker cannot start; it says why at its address for a while, and then ends",
+                    TL_STR("reason", words->message));
 }
 
 /* The worker cannot start. */

@@ -189,7 +189,7 @@ void tl_last_words_say(const struct tl_last_words *words)
     struct speaker speaker = {.words = words, .incarnation = tl_random_u64(), .start_ns = tl_clock_now_ns()};
     struct tl_error error;
     if (listen_at(&speaker, &error) == TL_OK) {
-        if (words->listening != NULL) words->listening();
+        if (words->listening != NULL) words->listening(words);
         answer(&speaker);
         tl_control_stop(speaker.control, tl_clock_now_ns(), stopped, &speaker);
         while (!speaker.is_stopped)

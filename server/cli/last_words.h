@@ -20,7 +20,7 @@ struct tl_last_words {
     const char *message;               /* "what is wrong; what to do" */
     const sigset_t *signals;           /* blocked; SIGTERM and SIGINT among them end the wait */
     int64_t duration_ns;
-    void (*listening)(void); /* called when it can be asked; NULL: nothing is called */
+    void (*listening)(const struct tl_last_words *words); /* called when it can be asked; NULL: nothing is called */
 };
 
 /* Answers until the time is over or a signal has come. Returns at once when the address cannot be listened at or memory

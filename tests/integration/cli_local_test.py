@@ -89,8 +89,10 @@ class Choice(LocalCase):
         self.serve()
         for protocol, paths in (("grpc", {"grpc", "none"}), ("grpc+local", {"zero-copy", "bounce", "inline", "none"})):
             self.assertLessEqual(set(self.pull("--protocol", protocol)["paths"]), paths)
-        self.assert_error(1, "protocol: \"fast\" is no value of protocol", "pull", *self.target, "-o",
-                          self.folder / "out.safetensors", "--protocol", "fast")
+
+    def test_a_protocol_that_does_not_exist(self):
+        self.assert_error(2, "--protocol fast: there are auto, grpc, .* and no other", "pull", "--address",
+                          "127.0.0.1:1", "-o", self.folder / "out.safetensors", "--protocol", "fast")
 
     def test_required(self):
         for protocol in ("auto", "grpc+local"):

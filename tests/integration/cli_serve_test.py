@@ -437,7 +437,7 @@ class LastWords(cli_support.Case):
     def test_a_file_that_is_not_there(self):
         cluster = self.cluster(ps=1)
         worker = self.spawn("serve", "--config", cluster.path, "--job", "ps", "--publish", self.folder / "nowhere")
-        worker.await_line("the worker cannot start")
+        self.assertRegex(worker.await_line("the worker cannot start"), 'reason="cannot open .*nowhere: No such file')
         shown = json.loads(self.assert_run(4, "health", "--config", cluster.path, "--json").stdout)
         self.assertRegex(shown["workers"][0]["reason"], "^it could not start: .*nowhere: No such file")
         self.assertEqual(worker.stop(), 1)
