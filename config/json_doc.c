@@ -331,6 +331,7 @@ char *tl_json_suggest(const char *name, const char *const *candidates, size_t co
         snprintf(buffer, capacity, "did you mean %s?", tl_quote(nearest, quoted));
         return buffer;
     }
+    if (count == 0) return strcpy(buffer, "there is none at all");
     append(buffer, capacity, count > 1 ? "use one of " : "use ");
     for (size_t i = 0; i < count && i < MAX_LISTED_COUNT; i++) {
         if (i > 0) append(buffer, capacity, ", ");

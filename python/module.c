@@ -217,6 +217,7 @@ static int module_exec(PyObject *self)
     if ((module->worker_type = add_type(self, &py_worker_spec)) == NULL) return -1;
     if ((module->queue_type = add_type(self, &py_queue_spec)) == NULL) return -1;
     if ((module->operation_type = add_type(self, &py_operation_spec)) == NULL) return -1;
+    if (PyModule_AddIntConstant(self, "MAX_KEY_BYTES", TL_MAX_KEY_BYTES) != 0) return -1;
     return PyModule_AddStringConstant(self, "__version__", tl_version());
 }
 

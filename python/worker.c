@@ -99,9 +99,12 @@ static PyObject *worker_open(PyObject *self, PyObject *args)
     struct py_module *module = worker_of(self)->module;
     struct tl_worker_options options = {.size_bytes = sizeof(options)};
     int is_client, is_caller_driven;
-    if (!PyArg_ParseTuple(args, "zzzIpzp:_open", &options.config_path, &options.config_json, &options.job,
-                          &options.task, &is_client, &options.address, &is_caller_driven))
+    uint64_t task;
+    if (!PyArg_ParseTuple(args, "zzzO&pzp:_open", &options.config_path, &options.config_json, &options.job,
+                          py_convert_uint64, &task, &is_client, &options.address, &is_caller_driven))
         return NULL;
+    if (task > UINT32_MAX) return PyErr_Format(PyExc_OverflowError, "task %llu is too large", (unsigned long long)task);
+    options.task = (uint32_t)task;
     options.is_client = is_client;
     options.progress = is_caller_driven ? TL_PROGRESS_CALLER : TL_PROGRESS_THREAD;
     if (worker_of(self)->core != NULL) {
@@ -121,7 +124,8 @@ static PyObject *worker_open(PyObject *self, PyObject *args)
     struct tl_error error;
     enum tl_status status;
     Py_BEGIN_ALLOW_THREADS;
-    status = tl_worker_open(&options, &worker, &error);
+    status = tl_guard_mapped_files(&error);
+    if (status == TL_OK) status = tl_worker_open(&options, &worker, &error);
     Py_END_ALLOW_THREADS;
     if (status != TL_OK) return py_raise(module, &error, NULL, NULL);
     struct py_core *core = worker_of(self)->core == NULL ? py_core_create(module, worker) : NULL;

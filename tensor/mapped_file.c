@@ -21,6 +21,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/file_size.h"
 #include "tensor/fault_guard.h"
 
 struct tl_mapped_file {
@@ -146,7 +147,7 @@ enum tl_status tl_mapped_file_make(uint64_t len_bytes, struct tl_mapped_file **r
     enum tl_status status = create(fd, name, &file, ret_error);
     if (status != TL_OK) return status;
     void *data = MAP_FAILED;
-    if (ftruncate(fd, (off_t)len_bytes) == 0) {
+    if (tl_file_size_is_allowed(len_bytes) && ftruncate(fd, (off_t)len_bytes) == 0) {
         data = mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     }
     if (data == MAP_FAILED) {

@@ -21,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -29,6 +28,7 @@
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/file_size.h"
 #include "tensor/fault_guard.h"
 
 struct tl_output_file {
@@ -71,11 +71,8 @@ static int write_zeros(int fd, uint64_t len_bytes)
 /* Makes sure that the disk has enough space, and sizes the file. Returns an errno. */
 static int allocate(struct tl_output_file *file, int fd)
 {
-    struct rlimit limit;
     uint64_t len_bytes = file->len_bytes;
-    /* Going beyond the limit would raise a signal that ends the process. */
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < len_bytes)
-        return EFBIG;
+    if (!tl_file_size_is_allowed(len_bytes)) return errno;
     do {
         file->is_allocated = fallocate(fd, 0, 0, (off_t)len_bytes) == 0;
     } while (!file->is_allocated && errno == EINTR);

@@ -19,6 +19,7 @@
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/file_size.h"
 #include "dataplane/memory/pages.h"
 
 /* Headers of older systems lack these macros. */
@@ -57,7 +58,8 @@ static int make_sized(const char *name, uint64_t len_bytes, unsigned flags, void
 {
     int fd = make_memfd(name, flags);
     if (fd < 0) return -1;
-    bool is_right = ftruncate(fd, (off_t)len_bytes) == 0 && fcntl(fd, F_ADD_SEALS, SIZE_SEALS) == 0;
+    bool is_right = tl_file_size_is_allowed(len_bytes) && ftruncate(fd, (off_t)len_bytes) == 0 &&
+                    fcntl(fd, F_ADD_SEALS, SIZE_SEALS) == 0;
     void *address = is_right ? map(fd, len_bytes) : MAP_FAILED;
     if (address != MAP_FAILED) {
         *ret_address = address;

@@ -414,8 +414,9 @@ class Worker:
         state: a module of torch, or a mapping of names to tensors. Names that share all of their memory, such as tied
         weights, are published once. copies: published are copies, so that the model may go on changing; otherwise it
         must not change until it is published again or withdrawn.
-        Raises what publish and wrap raise; what was published before that stays until it is published again or
-        withdrawn. Unimplemented: a DTensor. A name goes into a key after the prefix.
+        Raises what publish and wrap raise, and TypeError: a name is no str. All names, which go into keys after the
+        prefix, are checked before anything is published; what was published before another error stays until it is
+        published again or withdrawn. Unimplemented: a DTensor.
         """
     def withdraw_state_dict(self, prefix: str = "model") -> None:
         """Ends the publication of all tensors under the prefix. Raises NotFound: there is none."""
@@ -431,8 +432,8 @@ class Worker:
         tensor that has gone is over; after an error the contents are undefined. timeout: of each of the calls that it
         consists of. progress: is called with the bytes that have come and all bytes, after each 64 MiB; without into
         once, at the end.
-        Raises InvalidArgument: the names differ. FailedPrecondition: a dtype or shape differs, or names of `into` share
-        memory that do not at the peer. Unimplemented: a DTensor with another placement. What recv raises.
+        Raises InvalidArgument: the names differ. FailedPrecondition: a dtype or shape differs, names of `into` share
+        memory that do not at the peer, or no state dict is published there. Unimplemented: a DTensor with another placement. What recv raises.
         """
     def pull_state_dict_wait(self, peer: _Peer, step: int = 0, *, into: typing.Any = None, prefix: str = "model",
                              timeout: typing.Optional[float] = None,

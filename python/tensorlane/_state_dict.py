@@ -12,7 +12,7 @@ import json
 import typing
 
 from . import _shards
-from ._tensorlane import Tensor, copy, wrap
+from ._tensorlane import MAX_KEY_BYTES, Tensor, copy, wrap
 from .errors import Error, FailedPrecondition, InvalidArgument, Unimplemented
 
 # With progress to be shown, so many bytes are asked for at once.
@@ -30,6 +30,16 @@ def _memory_of(tensor):
     return tensor.__dlpack_device__(), tensor._address, tensor.dtype, tensor.shape
 
 
+def _key_of(prefix, name):
+    """Raises an error where a tensor of this name cannot be published, before any other is."""
+    if not isinstance(name, str):
+        raise TypeError(f"a name in a state dict must be a str, not {name!r}")
+    key = f"{prefix}/{name}"
+    if len(key.encode()) > MAX_KEY_BYTES or "\0" in key:
+        raise InvalidArgument(f"the key {key[:40]!r}... has a NUL or more than {MAX_KEY_BYTES} bytes")
+    return key
+
+
 def prepare(state, prefix, copies):
     """Returns [(key, tensor)] to publish, the index last."""
     keys, index, items = {}, {}, []
@@ -39,7 +49,7 @@ def prepare(state, prefix, copies):
         tensor = wrap(value)
         memory = _memory_of(tensor) if tensor.nbytes else name
         if memory not in keys:
-            keys[memory] = f"{prefix}/{name}"
+            keys[memory] = _key_of(prefix, name)
             items.append((keys[memory], copy(tensor) if copies else tensor))
         index[name] = {"key": keys[memory], "dtype": tensor.dtype, "shape": tensor.shape}
     return [*items, (prefix, json.dumps(index).encode())]
@@ -136,12 +146,23 @@ def _is_superseded(peer, prefix, step, timeout):
         return False
 
 
+def _index_of(tensor, peer, prefix):
+    try:
+        index = json.loads(bytes(tensor))
+        for of in index.values():
+            key, _, _ = of["key"], of["dtype"], tuple(of["shape"])
+            key.encode()
+    except (BufferError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise FailedPrecondition("what is published there is no state dict", peer, prefix) from error
+    return index
+
+
 def pull(peer, into, step, prefix, timeout, progress):
     """Yields (call, arguments, options) for what is to be received, and is sent the result. Returns (tensors, step)."""
     destinations = None if into is None else _destinations_of(into)
     while True:
         got = yield "recv", (peer, prefix, step), {"timeout": timeout}
-        index = json.loads(bytes(got))
+        index = _index_of(got, peer, prefix)
         if destinations is not None:
             _check(index, destinations, peer, prefix)
         try:

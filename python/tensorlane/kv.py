@@ -394,14 +394,14 @@ class Owner:
         while True:
             try:
                 async for hello in self.worker.subscribe(self.worker.name, "kv/hello"):
-                    self._take_in(bytes(hello))
+                    self._take_in(hello)
             except Error as error:
                 _logger.warning("hellos do not come: %s", error)
             await asyncio.sleep(1)
 
     def _take_in(self, hello):
         try:
-            said = json.loads(hello)
+            said = json.loads(bytes(hello))
             name, address = said["id"], said["address"]
             if name in self._clients:
                 return
@@ -420,7 +420,7 @@ class Owner:
         try:
             async with self.worker.subscribe(client.peer.number, f"kv/request/{name}", count=8) as requests:
                 async for value in requests:
-                    task = asyncio.ensure_future(self._answer(name, client, value.step, bytes(value)))
+                    task = asyncio.ensure_future(self._answer(name, client, value.step, _bytes_of(value)))
                     del value
                     running.add(task)
                     task.add_done_callback(running.discard)
@@ -504,6 +504,14 @@ class Owner:
         if client.stage is None:
             client.stage = await self._endpoint.map(client.peer, "kv/stage", MAP_SEC) or False
         return client.stage is not False
+
+
+def _bytes_of(value):
+    """Strings and dead tensors have none, and are no request."""
+    try:
+        return bytes(value)
+    except BufferError:
+        return b""
 
 
 # ------------------------------------------------------------------------------------------------------------ client --
@@ -925,7 +933,8 @@ class LMCacheClient:
         """Returns (number, whether all is well, error, result of each key) of what has ended."""
         with self._event_lock:
             try:
-                os.eventfd_read(self._event)
+                if self._event >= 0:
+                    os.eventfd_read(self._event)
             except BlockingIOError:
                 pass
         done = []
@@ -966,9 +975,10 @@ class LMCacheClient:
 def _size(text):
     units = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
     match = re.fullmatch(r"(\d+) ?([KMGT]iB|B|)", text)
-    if not match:
+    size = match and int(match[1]) * units[match[2]]
+    if size is None or size >= 1 << 63:
         raise argparse.ArgumentTypeError(f"{text!r} is no size, such as 64GiB")
-    return int(match[1]) * units[match[2]]
+    return size
 
 
 def main() -> None:
@@ -985,8 +995,8 @@ def main() -> None:
         owner = Owner(arguments.address, arguments.limit, arguments.ttl, arguments.settings)
     except (Error, OSError, MemoryError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
-    print(f"ready at {owner.address}", flush=True)
     try:
+        print(f"ready at {owner.address}", flush=True)
         asyncio.run(owner.run())
     except KeyboardInterrupt:
         pass

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "server/cli/json_out.h"
@@ -101,6 +102,29 @@ static enum tl_status find_task(const struct tl_serve_flags *flags, struct tl_se
     return TL_OK;
 }
 
+/* Paths go into a JSON text, which others than UTF-8 cannot be in. path NULL: there is none. */
+static enum tl_status check_path(const char *path, struct tl_error *ret_error)
+{
+    if (!path || tl_text_is_utf8(path, strlen(path))) return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the path %s is not UTF-8; rename it", path);
+}
+
+static enum tl_status check_paths(const struct tl_serve_flags *flags, const struct tl_settings *settings,
+                                  struct tl_error *ret_error)
+{
+    const struct tl_security_settings *security = &settings->security;
+    const char *const others[] = {settings->local.socket_folder, security->ca, security->certificate, security->key,
+                                  security->crl};
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; status == TL_OK && i < settings->publish_count; i++)
+        status = check_path(settings->publish[i], ret_error);
+    for (size_t i = 0; status == TL_OK && i < flags->publish.count; i++)
+        status = check_path(flags->publish.items[i], ret_error);
+    for (size_t i = 0; status == TL_OK && i < TL_ARRAY_COUNT(others); i++)
+        status = check_path(others[i], ret_error);
+    return status;
+}
+
 /* Looks into every file that is going to be published. */
 static enum tl_status check_files(const struct tl_serve_flags *flags, const struct tl_settings *settings,
                                   struct tl_error *ret_error)
@@ -171,6 +195,7 @@ enum tl_status tl_serve_config_read(const struct tl_serve_flags *flags, struct t
         status = read_file(flags->config_path, config, &text, &len, ret_error);
     }
     if (status == TL_OK) status = find_task(flags, config, ret_error);
+    if (status == TL_OK) status = check_paths(flags, &config->task->settings, ret_error);
     if (status == TL_OK) status = check_files(flags, &config->task->settings, ret_error);
     bool is_unchanged = !flags->config_path && !flags->listen && flags->publish.count == 0;
     if (status == TL_OK && !is_unchanged) status = apply_flags(flags, config, text, len, ret_error);

@@ -104,6 +104,18 @@ class Ready(cli_support.Case):
         worker = cluster.start("ps", 0, "--publish", "two.safetensors", cwd=self.folder)
         self.assertIn("published=2", worker.find("worker ready"))
 
+    def test_low_limit_of_file_sizes(self):
+        """Shared memory counts as a file. Without it there is gRPC."""
+        def lower():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, 100 << 10))
+        model = write_safetensors(self.folder / "model.safetensors", some_tensors())
+        cluster = self.cluster(ps=1)
+        worker = cluster.start("ps", 0, "--publish", model, preexec_fn=lower)
+        pulled = self.assert_run(0, "pull", "--config", cluster.path, "--from", "ps:0", "-o", self.folder / "copy.st",
+                                 preexec_fn=lower)
+        self.assertRegex(pulled.stdout, "paths: .*grpc 6\n")
+        self.assertEqual(worker.stop(), 0)
+
     def test_low_limit_of_open_files(self):
         def lower():
             resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -433,6 +445,14 @@ class LastWords(cli_support.Case):
     def test_no_wait(self):
         self.assert_error(1, f'^tensorlane serve: rdma is "require".*{self.REASON}', "serve", "--no-wait", "--config",
                           self.refused.path, "--job", "ps")
+
+    def test_a_path_that_is_not_utf8(self):
+        cluster = self.cluster(ps=1)
+        path = self.folder / os.fsdecode(b"model-\xe9.safetensors")
+        write_safetensors(path, some_tensors())
+        write_safetensors(self.folder / "model-\\xE9.safetensors", some_tensors())  # as messages show that path
+        self.assert_error(1, r"the path .*model-\\xE9.safetensors is not UTF-8", "serve", "--no-wait", "--config",
+                          cluster.path, "--job", "ps", "--publish", path)
 
     def test_a_file_that_is_not_there(self):
         cluster = self.cluster(ps=1)

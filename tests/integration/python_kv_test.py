@@ -153,6 +153,13 @@ class Program(Owned):
             self.assertEqual(self.owner.wait(PATIENCE), 0)
             self.start(self.address)
 
+    def test_a_limit_that_is_too_large(self):
+        result = subprocess.run([sys.executable, "-m", "tensorlane.kv", "--address", "127.0.0.1:0", "--limit",
+                                 "10000000TiB"], text=True, capture_output=True, check=False,
+                                env={**os.environ, "PYTHONPATH": str(PACKAGES)})
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("is no size", result.stderr)
+
     def test_what_keeps_it_from_starting(self):
         nowhere = str(pathlib.Path(tempfile.gettempdir()) / "nowhere.json")
         for options, pattern in ((["--address", self.address], "another process uses the address"),
@@ -792,6 +799,18 @@ class Strangers(Owned):
         self.stranger.greet(step=1 << 63)
         self.assertEqual(self.get(["a"], self.client()), [block(number)])
 
+    def test_values_without_bytes(self):
+        """Strings and dead tensors, which programs in C can send."""
+        class Strings:
+            def __bytes__(self):
+                raise BufferError("a tensor of STRING has no such buffer")
+
+        owner = kv.Owner("127.0.0.1:0", 1 << 20)
+        self.addCleanup(owner.worker.close)
+        with self.assertLogs("tensorlane.kv", "WARNING"):
+            owner._take_in(Strings())
+        self.assertEqual(kv._bytes_of(Strings()), b"")
+
     def test_requests_of_any_kind(self):
         self.stranger.greet()
         for keys, rest in (
@@ -899,6 +918,8 @@ class LMCacheCalls(Owned):
                          (True, [True, False]))
         self.assertEqual(bytes(into), block(2))
         self.assertEqual(complete(client.submit_batch_delete(["a", "c"])), (True, [True, False]))
+        self.assertEqual(client.drain_completions(), [])
+        client.close()
         self.assertEqual(client.drain_completions(), [])
 
 

@@ -67,6 +67,23 @@ class StateDicts(WorkersCase):
         model, step = asyncio.run(self.asker.pull_state_dict(self.peer))
         self.assert_is(model, 3)
 
+    def test_names_that_are_no_keys(self):
+        """Nothing is published then, so that the step before stays whole."""
+        self.owner.publish_state_dict(model_of(3), step=3)
+        for name, error in (("n" * 510, tensorlane.InvalidArgument), ("a\0b", tensorlane.InvalidArgument),
+                            ("\ud800", UnicodeEncodeError), (1, TypeError)):
+            with self.subTest(name=name), self.assertRaises(error):
+                self.owner.publish_state_dict({**model_of(5), name: numpy.zeros(4)}, step=5)
+        model, step = self.asker.pull_state_dict_wait(self.peer, timeout=30)
+        self.assertEqual(step, 3)
+        self.assert_is(model, 3)
+
+    def test_what_is_no_state_dict(self):
+        for index in (b"{", b"[]", b"\xff", b'{"a": 5}', b'{"a": {"key": 5, "dtype": "F32", "shape": []}}'):
+            self.owner.publish("model", index)
+            with self.subTest(index=index), self.assertRaisesRegex(tensorlane.FailedPrecondition, "no state dict"):
+                self.asker.pull_state_dict_wait(self.peer, timeout=30)
+
     def test_into_a_module(self):
         self.owner.publish_state_dict(Module(model_of(5)), step=5)
         module, progress = Module(model_of(0)), []
@@ -180,8 +197,16 @@ class StateDicts(WorkersCase):
 
     def test_a_publication_that_fails(self):
         """What it has published can be withdrawn, and so it can when a key has gone already."""
-        with self.assertRaises(tensorlane.InvalidArgument):
-            self.owner.publish_state_dict({"one": numpy.ones(8), "n" * 600: numpy.ones(8), "two": numpy.ones(8)})
+        publish = tensorlane.Worker.publish
+
+        def publish_one(worker, key, tensor, step):
+            if key != "model/one":
+                raise tensorlane.ResourceExhausted("no memory")
+            publish(worker, key, tensor, step)
+
+        with (unittest.mock.patch.object(tensorlane.Worker, "publish", publish_one),
+              self.assertRaises(tensorlane.ResourceExhausted)):
+            self.owner.publish_state_dict({"one": numpy.ones(8), "two": numpy.ones(8)})
         self.assertEqual(self.owner.counters()["published_tensors"], 1)
         self.owner.withdraw_state_dict()
         self.assertEqual(self.owner.counters()["published_tensors"], 0)

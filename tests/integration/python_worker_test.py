@@ -88,6 +88,28 @@ class Calls(WorkersCase):
         with self.assertRaises(ValueError):
             tensorlane.Worker(self.CONFIG, address="127.0.0.1:0", progress="threads")
 
+    def test_a_mapped_file_that_is_cut(self):
+        """It reads as zeros; without the worker's handler of SIGBUS the program would end."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "values.npy"
+            numpy.save(path, numpy.ones(1 << 20, "u1"))
+            owner = self.open(publish=[str(path)])
+            peer = self.asker.add_peer(owner.address)
+            self.asker.wait_for_peers([peer])
+            wait_until(lambda: self.asker.recv_wait(peer, "values", mapped=True).path == "mapped", "it is mapped")
+            got = self.asker.recv_wait(peer, "values", mapped=True)
+            os.truncate(path, 4096)
+            self.assertEqual(bytes(got)[-4096:], bytes(4096))
+
+    def test_numbers_of_tasks(self):
+        for task in (1 << 32, -1):
+            with self.assertRaises(OverflowError):
+                tensorlane.Worker({"cluster": {"w": ["127.0.0.1:0"]}}, job="w", task=task)
+
+    def test_a_name_without_a_cluster(self):
+        with self.assertRaisesRegex(tensorlane.Error, "there is none at all$"):
+            self.asker.recv_wait("nope", "values", timeout=1)
+
     def test_mapped(self):
         shared = tensorlane.empty((1 << 20,), "U8", shared=True)
         self.owner.publish("shared", shared)
