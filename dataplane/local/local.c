@@ -91,12 +91,8 @@ static void report_gone(struct local_provider *provider)
     tl_list_splice_back(&freed, &provider->freed);
     atomic_store_explicit(&provider->has_gone, false, memory_order_relaxed);
     TL_CHECK(pthread_mutex_unlock(&provider->mutex) == 0);
-    while ((link = tl_list_pop_front(&gone)) != NULL) {
-        struct local_region *region = TL_CONTAINER_OF(link, struct local_region, link);
-        local_forget_region(region);
-        if (region->fd >= 0) close(region->fd);
-        free(region);
-    }
+    while ((link = tl_list_pop_front(&gone)) != NULL)
+        local_forget_region(TL_CONTAINER_OF(link, struct local_region, link));
     local_memories_freed(&freed);
 }
 
@@ -133,7 +129,7 @@ static unsigned look(struct local_provider *provider)
     TL_LIST_FOREACH(&provider->pairs, link)
     {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
-        if (pair->state == LOCAL_CONNECTED && !tl_list_is_empty(&pair->attachments.unsent)) local_attach_segments(pair);
+        if (pair->state == LOCAL_CONNECTED) local_attach_segments(pair);
         if (pair->state == LOCAL_CONNECTED) local_memories_tell(pair);
         if (pair->packets.must_read) happened += local_pair_read_packets(pair);
     }

@@ -17,9 +17,24 @@
 
 /* ---------------------------------------------------------------------------------------------------- segments -- */
 
+/* Tells the peer which segments are gone. Returns whether it knows of all. */
+static bool tell_gone(struct local_pair *pair)
+{
+    struct tl_list *link;
+    while ((link = pair->attachments.gone.next) != &pair->attachments.gone) {
+        struct local_region *region = TL_CONTAINER_OF(link, struct local_region, in_pair);
+        const struct local_segment_packet packet = {.kind = LOCAL_PACKET_DETACH, .number = region->number};
+        if (!local_send_counted(pair, &packet, sizeof(packet), -1)) return false;
+        tl_list_remove(link);
+        free(region);
+    }
+    return true;
+}
+
 void local_attach_segments(struct local_pair *pair)
 {
     struct tl_list *link;
+    if (!tell_gone(pair)) return; /* else the peer would have more segments than we have */
     while ((link = pair->attachments.unsent.next) != &pair->attachments.unsent) {
         struct local_region *region = TL_CONTAINER_OF(link, struct local_region, in_pair);
         const struct local_segment_packet packet = {
@@ -35,14 +50,17 @@ void local_attach_segments(struct local_pair *pair)
 void local_forget_region(struct local_region *region)
 {
     struct local_pair *pair = region->pair;
-    if (pair == NULL) return;
-    tl_list_remove(&region->in_pair);
-    const struct local_segment_packet packet = {.kind = LOCAL_PACKET_DETACH, .number = region->number};
-    if (region->fd >= 0) {
-        /* The peer expects consecutive numbers, so that a number cannot be left out. */
+    bool is_known = pair != NULL && pair->state == LOCAL_CONNECTED && region->fd < 0;
+    if (pair != NULL) tl_list_remove(&region->in_pair);
+    /* The peer expects consecutive numbers, so that a number cannot be left out. */
+    if (pair != NULL && region->fd >= 0)
         local_pair_break(pair, TL_UNAVAILABLE, "a segment was destroyed before it was passed to the peer");
-    } else if (pair->state == LOCAL_CONNECTED) {
-        (void)local_send_counted(pair, &packet, sizeof(packet), -1);
+    if (region->fd >= 0) close(region->fd);
+    if (is_known) {
+        tl_list_push_back(&pair->attachments.gone, &region->in_pair);
+        (void)tell_gone(pair);
+    } else {
+        free(region);
     }
 }
 
@@ -52,6 +70,8 @@ void local_leave_regions(struct local_pair *pair)
     tl_list_splice_back(&pair->attachments.sent, &pair->attachments.unsent);
     while ((link = tl_list_pop_front(&pair->attachments.sent)) != NULL)
         TL_CONTAINER_OF(link, struct local_region, in_pair)->pair = NULL;
+    while ((link = tl_list_pop_front(&pair->attachments.gone)) != NULL)
+        free(TL_CONTAINER_OF(link, struct local_region, in_pair));
 }
 
 static void add_region(struct local_pair *pair, struct local_region *region)

@@ -383,6 +383,7 @@ struct local_queue {
 /* Segments of ours that are passed to the peer. */
 struct local_attachments {
     struct tl_list unsent, sent; /* lists of struct local_region */
+    struct tl_list gone;         /* the same: they were destroyed, and the peer must hear that */
     uint32_t next_number;
 };
 
@@ -609,9 +610,9 @@ enum tl_status local_expose(struct tl_queue_pair *pair, struct tl_region *region
 void local_revoke(struct tl_queue_pair *pair, struct tl_exposure *exposure, struct tl_work *work);
 /* Returns the destination of the read; NULL: that memory is not exposed. */
 uint8_t *local_exposures_find(const struct local_exposures *exposures, const struct local_slot_read *reading);
-/* Passes the segments that were not passed to the peer yet. */
+/* Passes the segments that were not passed to the peer yet, once it knows of those that are gone. */
 void local_attach_segments(struct local_pair *pair);
-/* Reports to the peer that uses the region that it was destroyed. */
+/* Frees a segment that was destroyed, once the peer that uses it knows of that. */
 void local_forget_region(struct local_region *region);
 /* Takes all regions from the pair. */
 void local_leave_regions(struct local_pair *pair);

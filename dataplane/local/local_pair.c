@@ -88,6 +88,7 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     pair->attachments.next_number = pair->mappings.next_number = 1;
     tl_list_init(&pair->attachments.unsent);
     tl_list_init(&pair->attachments.sent);
+    tl_list_init(&pair->attachments.gone);
     tl_list_init(&pair->memories.untold);
     local_choose_token(pair->self.token);
     memcpy(pair->self.host_id, provider->host_id, TL_HOST_ID_BYTES);
@@ -163,6 +164,16 @@ void local_pair_disconnect(struct tl_queue_pair *base, const struct tl_error *re
     pair->state = LOCAL_ENDING;
 }
 
+static void attach(struct local_pair *pair, const struct local_segment_packet *packet, int fd)
+{
+    struct tl_error error;
+    enum tl_status status = local_mappings_add(&pair->mappings, packet, fd, &error);
+    if (status == TL_RESOURCE_EXHAUSTED)
+        local_pair_break(pair, status, "%s", error.message); /* what the peer has posted before is still taken */
+    else if (status != TL_OK)
+        local_pair_violation(pair, error.message);
+}
+
 static void detach(struct local_pair *pair, uint32_t number)
 {
     struct local_peer_segment *mapped = local_mappings_find(&pair->mappings, number);
@@ -177,7 +188,6 @@ static void detach(struct local_pair *pair, uint32_t number)
 /* Carries out a packet of the control socket, which has as many descriptors as its kind needs. */
 static void handle_packet(struct local_pair *pair, const union local_packet *packet, const int *fds)
 {
-    struct tl_error error;
     pair->packets.received++;
     if (packet->kind == LOCAL_PACKET_FILE) {
         local_file_came(pair, &packet->file, fds[0]);
@@ -193,8 +203,8 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
         local_memory_went(pair, &packet->memory);
     } else if (packet->kind == LOCAL_PACKET_HELLO) {
         local_pair_violation(pair, "a second HELLO");
-    } else if (local_mappings_add(&pair->mappings, &packet->segment, fds[0], &error) != TL_OK) {
-        local_pair_violation(pair, error.message);
+    } else {
+        attach(pair, &packet->segment, fds[0]);
     }
     for (unsigned i = 0; i < LOCAL_HELLO_DESCRIPTORS; i++)
         if (fds[i] >= 0) close(fds[i]);
