@@ -51,9 +51,8 @@ static const struct sentence connected[] = {
     {"Received RST_STREAM with error code 11",
      " refused the call; does it get too many at once, or is its memory for messages used up?", NULL},
     {"GOAWAY received",
-     " ends its connections; is it stopping, is its memory for messages used up, or does it want TLS (security.tls of "
-     "a "
-     "configuration, --tls-ca-cert beside --address)?",
+     " ends its connections; is it stopping, is its memory for messages used up, or does it want TLS "
+     "(security.tls of a configuration, --tls-ca-cert beside --address)?",
      NULL},
     {"keepalive watchdog timeout", " has not answered for too long; is the machine up, and the process running?", NULL},
     {"keepalive timeout", " has not answered for too long; is the machine up, and the process running?", NULL},

@@ -40,9 +40,13 @@ def signals_blocked():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def ignore_signals():
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def interrupted(number, _frame):
-    for each in SIGNALS:  # Those that come while everything is stopped change nothing.
-        signal.signal(each, signal.SIG_IGN)
+    ignore_signals()  # Later ones must not interrupt the end.
     sys.exit(128 + number)
 
 
@@ -75,6 +79,7 @@ class Demo:
             self.clean_up()
 
     def clean_up(self):
+        ignore_signals()
         for child in self.children:
             if child.poll() is None:
                 child.terminate()

@@ -383,7 +383,7 @@ struct local_queue {
 /* Segments of ours that are passed to the peer. */
 struct local_attachments {
     struct tl_list unsent, sent; /* lists of struct local_region */
-    struct tl_list gone;         /* the same: they were destroyed, and the peer must hear that */
+    struct tl_list gone;         /* struct local_region that were destroyed, and of which the peer was not told yet */
     uint32_t next_number;
 };
 

@@ -254,7 +254,9 @@ class Worker:
         progress: "thread": a thread of the library moves the data. "caller": the threads that wait do, in calls of the
         form NAME_wait, which is faster for small tensors one after another; there is no awaiting then, and peers are
         answered late while none waits.
-        Raises InvalidArgument: the configuration is wrong, with line and column. NotFound: no such task, or a file is
+        Opening installs a handler for SIGBUS, which a mapped file raises when it has become shorter: what is missing
+        reads as zeros, and any other SIGBUS goes to the handler that was there before.
+        Raises OverflowError: task is negative or above 2**32-1. InvalidArgument: the configuration is wrong, with line and column. NotFound: no such task, or a file is
         missing. AlreadyExists: another process has the address. ResourceExhausted: no memory or descriptors.
         FailedPrecondition: this process was forked from one that had opened a worker.
         """
@@ -433,7 +435,8 @@ class Worker:
         consists of. progress: is called with the bytes that have come and all bytes, after each 64 MiB; without into
         once, at the end.
         Raises InvalidArgument: the names differ. FailedPrecondition: a dtype or shape differs, names of `into` share
-        memory that do not at the peer, or no state dict is published there. Unimplemented: a DTensor with another placement. What recv raises.
+        memory that do not at the peer, or no state dict is published there. Unimplemented: a DTensor with another
+        placement. What recv raises.
         """
     def pull_state_dict_wait(self, peer: _Peer, step: int = 0, *, into: typing.Any = None, prefix: str = "model",
                              timeout: typing.Optional[float] = None,

@@ -31,9 +31,7 @@ def _memory_of(tensor):
 
 
 def _key_of(prefix, name):
-    """Raises an error where a tensor of this name cannot be published, before any other is."""
-    if not isinstance(name, str):
-        raise TypeError(f"a name in a state dict must be a str, not {name!r}")
+    """Returns the key of a tensor. Raises an error for one that cannot be published; nothing has been by then."""
     key = f"{prefix}/{name}"
     if len(key.encode()) > MAX_KEY_BYTES or "\0" in key:
         raise InvalidArgument(f"the key {key[:40]!r}... has a NUL or more than {MAX_KEY_BYTES} bytes")
@@ -44,6 +42,8 @@ def prepare(state, prefix, copies):
     """Returns [(key, tensor)] to publish, the index last."""
     keys, index, items = {}, {}, []
     for name, value in _values_of(state).items():
+        if not isinstance(name, str):
+            raise TypeError(f"a name in a state dict must be a str, not {name!r}")
         if _shards.is_sharded(value):
             raise Unimplemented(f"{name} is a DTensor, of which this process has a part only")
         tensor = wrap(value)

@@ -102,7 +102,7 @@ static enum tl_status find_task(const struct tl_serve_flags *flags, struct tl_se
     return TL_OK;
 }
 
-/* Paths go into a JSON text, which others than UTF-8 cannot be in. path NULL: there is none. */
+/* The worker gets its paths in a JSON text, which has to be UTF-8. path NULL: there is none. */
 static enum tl_status check_path(const char *path, struct tl_error *ret_error)
 {
     if (!path || tl_text_is_utf8(path, strlen(path))) return TL_OK;

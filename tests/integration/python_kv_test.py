@@ -807,8 +807,13 @@ class Strangers(Owned):
 
         owner = kv.Owner("127.0.0.1:0", 1 << 20)
         self.addCleanup(owner.worker.close)
-        with self.assertLogs("tensorlane.kv", "WARNING"):
-            owner._take_in(Strings())
+
+        async def hellos(*_):
+            yield Strings()
+
+        with (unittest.mock.patch.object(tensorlane.Worker, "subscribe", hellos),
+              self.assertLogs("tensorlane.kv", "WARNING"), self.assertRaises(TimeoutError)):
+            asyncio.run(asyncio.wait_for(owner._hear(), 0.1))  # It goes on.
         self.assertEqual(kv._bytes_of(Strings()), b"")
 
     def test_requests_of_any_kind(self):
