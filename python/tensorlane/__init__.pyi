@@ -256,9 +256,10 @@ class Worker:
         answered late while none waits.
         Opening installs a handler for SIGBUS, which a mapped file raises when it has become shorter: what is missing
         reads as zeros, and any other SIGBUS goes to the handler that was there before.
-        Raises OverflowError: task is negative or above 2**32-1. InvalidArgument: the configuration is wrong, with line and column. NotFound: no such task, or a file is
-        missing. AlreadyExists: another process has the address. ResourceExhausted: no memory or descriptors.
-        FailedPrecondition: this process was forked from one that had opened a worker.
+        Raises OverflowError: task is negative or above 2**32-1. InvalidArgument: the configuration is wrong, with line
+        and column. NotFound: no such task, or a file is missing. AlreadyExists: another process has the address.
+        ResourceExhausted: no memory or descriptors. FailedPrecondition: this process was forked from one that had
+        opened a worker.
         """
     def close(self, timeout: typing.Optional[float] = None) -> None:
         """Refuses new requests, lets running transfers finish for the timeout (None: timeouts.drain of the

@@ -56,7 +56,7 @@ def fragments_in(text):
 
 def is_checked(path):
     """Returns whether lines of the file have a greatest length: documents, Python and scripts, not data."""
-    return path.suffix in (".md", ".proto", ".py") or source.read(path).startswith("#!")
+    return path.suffix in (".md", ".proto", ".py", ".pyi") or source.read(path).startswith("#!")
 
 
 def main():
@@ -70,7 +70,7 @@ def main():
         problems += [f"{path}:{line}: a comment with '{word}': write a sentence that names what it is about"
                      for line, word in fragments_in(text)]
         problems += [f"{path}: a section banner is split: {banner}" for banner in SPLIT_BANNER.findall(text)]
-    for path in files + [path for path in source.files(".md", ".proto", ".py", "") if is_checked(path)]:
+    for path in files + [path for path in source.files(".md", ".proto", ".py", ".pyi", "") if is_checked(path)]:
         text = source.read(path)
         if path.suffix == ".md":  # The output of programs stays as it is.
             text = FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
