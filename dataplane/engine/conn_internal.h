@@ -439,6 +439,9 @@ void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns);
 void conn_posts_init(struct tl_conn *conn);
 /* Queues a post that needs a slot at the peer. Does nothing when it is queued already, or the connection is closing. */
 void conn_post_when_slot(struct tl_conn *conn, struct pending_post *pending);
+/* Whether a post that needs a slot may be posted now. What is posted leaves with the next doorbell, at the end of a
+ * pump. */
+bool conn_may_post(const struct tl_conn *conn);
 /* The same for a post that needs no slot: a revoke, or a write without an immediate. */
 void conn_post_when_space(struct tl_conn *conn, struct pending_post *pending);
 /* Queues a post of one read, which waits for its turn. */

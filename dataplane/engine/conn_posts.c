@@ -117,6 +117,12 @@ static uint32_t space(const struct tl_conn *conn)
     return space > 0 && is_batch_open(conn) ? space - 1 : space;
 }
 
+bool conn_may_post(const struct tl_conn *conn)
+{
+    return conn->state != CONN_CLOSING && conn->requests.unplaced_count == 0 && space(conn) >= SPACE_OF_A_POST &&
+           credits_left(&conn->credits) >= 2;
+}
+
 /* ------------------------------------------------------------------------------------------------------- pump -- */
 
 static void ring_doorbell(struct tl_conn *conn)

@@ -153,6 +153,14 @@ static bool is_value_allowed(const struct request *request, const struct tl_mess
     return message->has_meta_data && message->meta_data.size_bytes <= most_bytes && is_inline_allowed;
 }
 
+/* Keeps the slot whose messages are handled from the peer, and those that come after it. Those before it are free, and
+ * the peer may know that by answers, which say so without a `consumed`: what we say meanwhile must not be less. */
+static void keep_slot(struct tl_conn *conn)
+{
+    struct conn_credits *credits = &conn->credits;
+    if (conn->requests.unplaced_count++ == 0) credits->own_slots_reported = credits->own_slots_returned - 1;
+}
+
 static void take_value(struct request *request, const struct tl_message *message)
 {
     const struct engine_incoming *incoming = &request->conn->engine->incoming;
@@ -163,7 +171,7 @@ static void take_value(struct request *request, const struct tl_message *message
         request->unplaced = incoming->bytes;
         request->unplaced_bytes = (uint16_t)incoming->len_bytes;
         request->is_cancelled |= request->state == REQUEST_CANCELLING;
-        request->conn->requests.unplaced_count++;
+        keep_slot(request->conn);
     }
     request_handle(request, REQUEST_EVENT_COMPLETE);
 }

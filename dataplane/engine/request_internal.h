@@ -31,7 +31,7 @@ enum request_state {
     REQUEST_ASKED,      /* waits for the peer's answer */
     REQUEST_RENEWING,   /* other memory is needed; waits until the peer cannot write the former memory */
     REQUEST_READING,    /* waits for its posted reads, or for its turn to post more */
-    REQUEST_RELEASING,  /* all is read; waits for a slot to release the source */
+    REQUEST_RELEASING,  /* all is read; waits for a slot to release the source, if there is none now */
     REQUEST_CANCELLING, /* CANCEL is queued or sent; waits for the peer's answer, which is its last. With a SOURCE
                            CANCEL is sent later, and it waits for its posted reads only */
     REQUEST_REVOKING,   /* has its result; waits until the peer cannot write its memory, which one that reads has never
@@ -288,8 +288,8 @@ void request_source(struct request *request, const struct tl_message *message);
 void request_queue_read(struct request *request);
 /* The post of the next read. */
 bool request_post_read(struct request *request);
-/* The post of the release. */
-void request_post_release(struct request *request);
+/* All is read: posts the release, now or as soon as there is a slot. REQUEST_EVENT_RELEASED follows. */
+void request_release_source(struct request *request);
 /* Gives the source back: the request goes on waiting for memory, into which the owner writes. */
 void request_return_source(struct request *request);
 /* Tells the owner that a request that reads is given up; nothing is waited for. */

@@ -4,16 +4,18 @@
  *
  * Happy path: REQUEST says that the receiver reads, and exposes nothing. SOURCE says what the value is and where it can
  * be read. The destination is made, the bytes are read in pieces, and a write without bytes, whose immediate is the
- * handle, releases the source. The reads of all requests of a connection take turns, and no more are posted than the
- * card carries out at a time.
+ * handle, releases the source. The fetch is completed when the release is posted, and does not wait until it has
+ * arrived. The reads of all requests of a connection take turns, and no more are posted than the card carries out at a
+ * time.
  *
  * Failure modes: a read that fails breaks the queue pair, and releases nothing: the owner then knows that the value has
- * not arrived. Once SOURCE has come, a cancel waits for the reads that are posted, since they write into the
- * destination, and for nothing else; CANCEL leaves after them, because a card may repeat a read until it has its bytes.
- * Before SOURCE it waits for the owner's answer, which may be a value without bytes. An owner that cannot show its
- * memory answers META_DATA_UPDATE, and writes. When there is no memory to read into, the source goes back with a
- * RE_REQUEST that names no place, and the owner writes after another one: so a worker does not keep memory for a peer
- * that waits for memory itself.
+ * not arrived. A release may be lost when the queue pair breaks: the worker tells the owner over the link what it has
+ * received over a connection that broke. Once SOURCE has come, a cancel waits for the reads that are posted, since they
+ * write into the destination, and for nothing else; CANCEL leaves after them, because a card may repeat a read until it
+ * has its bytes. Before SOURCE it waits for the owner's answer, which may be a value without bytes. An owner that
+ * cannot show its memory answers META_DATA_UPDATE, and writes. When there is no memory to read into, the source goes
+ * back with a RE_REQUEST that names no place, and the owner writes after another one: so a worker does not keep memory
+ * for a peer that waits for memory itself.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -75,7 +77,7 @@ static void read_done(struct tl_work *work, enum tl_status status)
         request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
-void request_post_release(struct request *request)
+static void post_release(struct request *request)
 {
     static const struct tl_descriptor nowhere;
     if (request_is_imported(request)) {
@@ -84,6 +86,18 @@ void request_post_release(struct request *request)
     }
     conn_post_write(request->conn, NULL, NULL, 0, &nowhere, 0, request->handle, NULL);
     request_handle(request, REQUEST_EVENT_RELEASED);
+}
+
+/* A release that is posted now leaves with the doorbell at the end of the round. The fetch is completed before, so that
+ * the same doorbell posts what the worker asks for next. */
+void request_release_source(struct request *request)
+{
+    if (conn_may_post(request->conn)) {
+        conn_pump_later(request->conn);
+        post_release(request);
+    } else {
+        request_queue_post(request);
+    }
 }
 
 void request_tell_given_up(struct request *request)
@@ -121,7 +135,7 @@ bool request_post_read(struct request *request)
     struct request_placement *placement = request->placement;
     struct tl_conn *conn = request->conn;
     if (request->state == REQUEST_RELEASING) {
-        request_post_release(request);
+        post_release(request);
         return false;
     }
     uint64_t size_bytes = placement->expected.meta_data.size_bytes;

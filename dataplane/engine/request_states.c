@@ -261,7 +261,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
     },
     [REQUEST_READING] = {
-        [REQUEST_EVENT_COMPLETE] = {REQUEST_RELEASING, request_queue_post},
+        [REQUEST_EVENT_COMPLETE] = {REQUEST_RELEASING, request_release_source},
         [REQUEST_EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
         [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
     },

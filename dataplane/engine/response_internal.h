@@ -14,6 +14,9 @@
 #define BOUNCE_PIECE_BYTES ((uint64_t)256 * 1024)
 #define MAX_BOUNCES 4
 
+/* How often the lease of a source is renewed at most. */
+#define MAX_RENEWALS 15
+
 /*
  *   WAITING --offer fits--> PREPARING --memory is there--> WRITING --all written--> (closed, freed)
  *      |  \--offer differs--> PARKED --RE_REQUEST--> PREPARING
@@ -98,6 +101,7 @@ struct response_source {
     bool is_place_known;     /* HIDING: RE_REQUEST has come */
     uint64_t seen_bytes;     /* copied and hashed so far */
     uint64_t released_count; /* responses.released_count when the lease timer was armed */
+    unsigned renewal_count;  /* how often it was armed again */
     struct tl_tensor *block; /* the copy in the pool that the peer reads; NULL: it reads the tensor itself */
 };
 

@@ -235,6 +235,7 @@ static struct piece *make_piece(struct response *response, uint64_t len_bytes)
 {
     struct response_sending *sending = response->sending;
     struct tl_error error;
+    if (sending->memory_wait != NULL) return NULL; /* queued again when the memory has come */
     if ((sending->is_sender_copying || is_in_runs(response)) && sending->pieces.out >= MAX_BOUNCES)
         return NULL; /* queued again when a piece is done */
     if (tl_tensor_check_readable(sending->offer.tensor, sending->posted_bytes, len_bytes, &error) != TL_OK) {
@@ -257,7 +258,7 @@ static struct piece *make_piece(struct response *response, uint64_t len_bytes)
 }
 
 /* Takes the next piece of a value on a device, if it was read; else has it read. NULL: later, or the response has
- * failed. */
+ * failed. Meanwhile the peer may have freed more space than was read. */
 static struct piece *take_read_piece(struct response *response, uint64_t len_bytes)
 {
     struct response_pieces *pieces = &response->sending->pieces;
@@ -290,6 +291,7 @@ static bool post_piece(struct response *response)
     uint64_t left_bytes = tl_tensor_size_bytes(tensor) - sending->posted_bytes;
     uint64_t len_bytes = tl_min_u64(left_bytes, most_bytes(response));
     bool is_read_first = is_on_device && sending->is_sender_copying;
+    if (is_read_first && sending->pieces.piece != NULL) len_bytes = sending->pieces.len_bytes;
     if (len_bytes == 0) return false; /* COPIED will come */
     if (is_on_device && !is_read_first && !response_await_fence(response)) return false;
     struct piece *piece = is_read_first ? take_read_piece(response, len_bytes) : make_piece(response, len_bytes);

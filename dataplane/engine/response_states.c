@@ -167,13 +167,16 @@ static void stop_showing(struct response *response)
 }
 
 /* A peer that does not release a source keeps memory of ours for ever: its connection ends. One that has read other
- * sources meanwhile is alive, and this one has waited for its turn. */
+ * sources meanwhile is alive, and this one has waited for its turn; but it cannot wait for ever, because reads take
+ * turns. */
 static void end_lease(struct response *response)
 {
+    struct response_source *source = &response->sending->source;
     struct tl_conn *conn = response->conn;
     struct tl_error reason;
     if (conn->state == CONN_CLOSING) return;
-    if (response->sending->source.released_count != conn->responses.released_count) {
+    if (source->released_count != conn->responses.released_count && source->renewal_count < MAX_RENEWALS) {
+        source->renewal_count++;
         response_arm_lease(response);
         return;
     }

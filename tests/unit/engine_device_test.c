@@ -8,12 +8,14 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "dataplane/engine/response_internal.h"
 #include "fakes/device_case.h"
 #include "fakes/engine_case.h"
 #include "fakes/run_suite.h"
 #include "tensor/device.h"
 
 #define PIECE ((uint64_t)256 * 1024)
+#define LAP_BYTES ((uint64_t)64 * 1024)
 
 static void setup(void)
 {
@@ -256,6 +258,117 @@ START_TEST(more_than_the_pool)
 }
 END_TEST
 
+/* Values for an asker that copies them on out of a lap of its own memory, and lags behind. */
+static void open_pair_with_lap(void)
+{
+    options.provider.needs_no_regions = true;
+    options.engine.keys = TL_KEYS_REGION;
+    options.engine.copy_bytes = LAP_BYTES;
+    open_pair();
+}
+
+static void start_unregistered(struct engine_ask *started, const char *key, uint64_t size_bytes, unsigned seed,
+                               bool wants_checksum)
+{
+    engine_side_publish(owner, key, 1, value_of(size_bytes, seed));
+    *started = (struct engine_ask){.is_unregistered = true, .wants_checksum = wants_checksum};
+    engine_ask_start(asker, started, key, 1);
+}
+
+/* The asker frees space while the device reads a piece: what is written is that piece, and not what lies behind it. */
+START_TEST(space_while_a_piece_is_read)
+{
+    char key[16];
+    open_pair_with_lap();
+    for (unsigned i = 0; i < 6; i++) {
+        snprintf(key, sizeof(key), "key %u", i);
+        start_unregistered(&ask, key, 300000 + 1000 * i, i, _i == 1);
+        for (unsigned n = 0; n < 50000 && ask.done_count == 0; n++) {
+            for (unsigned ahead = 0; ahead < n % 8; ahead++) {
+                engine_side_round(owner);
+                nap();
+            }
+            engine_side_round(asker);
+            engine_side_round(owner);
+        }
+        ck_assert_uint_eq(ask.done_count, 1);
+        expect(300000 + 1000 * i, i);
+    }
+    engine_pair_close(&pair);
+    check_blocks(gpu0);
+}
+END_TEST
+
+/* Takes what is left of the owner's pool. */
+static unsigned fill_pool(struct tl_tensor *taken[], unsigned most)
+{
+    unsigned count = 0;
+    struct tl_error error;
+    for (uint64_t size_bytes = 1 << 20; size_bytes >= 4096; size_bytes /= 2) {
+        const struct tl_meta_data meta_data = {
+            .dtype = TL_U8, .shape = {.rank = 1, .dims = {size_bytes}}, .size_bytes = size_bytes};
+        while (count < most && tl_memory_tensor_create(owner->memory, &meta_data, &taken[count], &error) == TL_OK)
+            count++;
+    }
+    ck_assert_uint_lt(count, most);
+    return count;
+}
+
+/* Whether the device reads a piece into memory of the pool. */
+static bool is_piece_read(void)
+{
+    for (unsigned place = 0; place < owner->conn->responses.place_count; place++)
+        for (struct response *response = owner->conn->responses.by_handle[place]; response; response = response->next)
+            if (response->sending != NULL && response->sending->pieces.piece != NULL) return true;
+    return false;
+}
+
+/* The asker frees space while the owner waits for memory of its pool: the owner waits once for each value, however
+ * often it hears of space. 0: until all are written. 1: the fetches are cancelled. 2: the connection ends. */
+START_TEST(space_while_the_owner_waits_for_its_pool)
+{
+    enum { MANY = 3, MOST_TAKEN = 4096, ROUNDS = 2000 };
+    static struct engine_ask asks[MANY];
+    static struct tl_tensor *taken[MOST_TAKEN];
+    char key[16];
+    struct tl_error reason;
+    unsigned taken_count = 0;
+    open_pair_with_lap();
+    for (unsigned i = 0; i < MANY; i++) {
+        snprintf(key, sizeof(key), "key %u", i);
+        start_unregistered(&asks[i], key, 300000, i, false);
+    }
+    for (unsigned n = 0; n < ROUNDS; n++) {
+        engine_side_round(owner);
+        if (taken_count == 0 && is_piece_read()) taken_count = fill_pool(taken, MOST_TAKEN);
+        engine_side_round(asker);
+        if (n % 50 == 0) nap();
+        ck_assert_uint_le(engine_side_memory(owner).pool_waiting, MANY);
+    }
+    for (unsigned i = 0; i < MANY && _i == 1; i++)
+        if (asks[i].is_open) engine_ask_cancel(&asks[i]);
+    tl_error_set(&reason, TL_UNAVAILABLE, "ended by the test");
+    if (_i == 2) tl_conn_close(asker->conn, &reason);
+    run_for_a_while();
+    for (unsigned i = 0; i < taken_count; i++)
+        tl_tensor_put(taken[i]);
+    for (unsigned i = 0; i < MANY; i++) {
+        for (unsigned n = 0; n < 50000 && asks[i].done_count == 0; n++) {
+            engine_pair_run(&pair);
+            nap();
+        }
+        ck_assert_uint_eq(asks[i].done_count, 1);
+        /* On a slow machine it takes the link before there is memory. */
+        if (asks[i].result.code == TL_OK) ck_assert(is_filled(asks[i].fetch.destination, i));
+        engine_ask_fini(&asks[i]);
+    }
+    run_for_a_while();
+    ck_assert_uint_eq(engine_side_memory(owner).pool_waiting, 0);
+    ck_assert_uint_eq(engine_side_memory(owner).pool_used_bytes, 0);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* A device that is lost fails the fetch with its name; the connection carries on. */
 START_TEST(lost_device)
 {
@@ -291,5 +404,13 @@ int main(void)
     tcase_add_test(device, lost_device);
     Suite *suite = suite_create("engine_device");
     suite_add_tcase(suite, device);
+    TCase *piece = tcase_create("space_while_a_piece_is_read"); /* a case of its own, which tests/defects selects */
+    tcase_add_checked_fixture(piece, setup, NULL);
+    tcase_add_loop_test(piece, space_while_a_piece_is_read, 0, 2);
+    suite_add_tcase(suite, piece);
+    TCase *pool = tcase_create("space_while_the_owner_waits_for_its_pool"); /* the same */
+    tcase_add_checked_fixture(pool, setup, NULL);
+    tcase_add_loop_test(pool, space_while_the_owner_waits_for_its_pool, 0, 3);
+    suite_add_tcase(suite, pool);
     return run_suite(suite);
 }

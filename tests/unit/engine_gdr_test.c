@@ -698,6 +698,23 @@ START_TEST(g07_completion_asks_for_more)
 }
 END_TEST
 
+/* A tensor costs two doorbells: one for its read, and one for its release and the next REQUEST. */
+START_TEST(release_leaves_with_the_next_request)
+{
+    open_pair();
+    engine_side_publish(owner, "key", 1, engine_pool_bytes(owner, SIZE_BYTES, 1));
+    uint64_t rings = counters_of(asker).rings;
+    ask.on_done = ask_again;
+    left_to_ask = 49;
+    engine_ask_start(asker, &ask, "key", 0);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 50);
+    ck_assert_uint_eq(counters_of(asker).rings - rings, 2 * 50 + 1);
+    engine_ask_fini(&ask);
+    close_quiet();
+}
+END_TEST
+
 START_TEST(g08_no_more_reads_than_the_card_takes)
 {
     enum { COUNT = 60 };
@@ -799,6 +816,7 @@ int main(void)
     ADD(suite, g05_broken_connection_is_replaced);
     ADD(suite, g06_connection_without_slots_is_not_used);
     ADD(suite, g07_completion_asks_for_more);
+    ADD(suite, release_leaves_with_the_next_request);
     ADD(suite, g08_no_more_reads_than_the_card_takes);
     ADD(suite, g08_read_beyond_32_bits);
     return run_suite(suite);

@@ -282,6 +282,54 @@ START_TEST(cancel_behind_our_own_full_pool)
 }
 END_TEST
 
+/* Asks the other way round, for a value that is written; its answer gives the slot of the request back. */
+static void ask_back(void)
+{
+    struct engine_ask back = {.is_open = false};
+    engine_ask_start(owner, &back, "back", 1);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(back.done_count, 1);
+    ck_assert_int_eq(back.result.code, TL_OK);
+    engine_ask_fini(&back);
+}
+
+/* Writes have told the peer of slots that were free before the value came. What a ping says of them meanwhile is not
+ * less. */
+START_TEST(slots_before_a_value_that_waits)
+{
+    static struct engine_ask waiting[TL_SLOT_MESSAGES * COUNT];
+    unsigned count = 0;
+    open_pair();
+    engine_side_publish(asker, "back", 1, engine_pool_bytes(asker, 8192, 1));
+    ask.is_without_memory = true;
+    engine_ask_start(asker, &ask, "key", 1);
+    for (unsigned i = 0; i < COUNT; i++)
+        ask_back();
+    const struct conn_credits *credits = &asker->conn->credits;
+    ck_assert_uint_lt(credits->own_slots_reported, owner->conn->credits.peer_slots_returned);
+    engine_side_send(owner, "key", 1, engine_bytes(SMALL_BYTES, 1));
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(asker->conn->requests.unplaced_count, 1);
+    for (; credits_left(&owner->conn->credits) > 2; count++) { /* the owner uses all slots that it knows to be free */
+        ck_assert_uint_lt(count, TL_ARRAY_COUNT(waiting));
+        engine_ask_start(owner, &waiting[count], "none", 1);
+        engine_pair_run(&pair);
+    }
+    pass_time(8); /* pings and their answers */
+    ck_assert_uint_eq(engine_side_stats(owner).protocol_errors, 0);
+    ck_assert_uint_eq(owner->closed_count, 0);
+    ask.is_without_memory = false;
+    pass_time(1);
+    expect(SMALL_BYTES, 1, TL_PATH_INLINE);
+    for (unsigned i = 0; i < count; i++)
+        engine_ask_cancel(&waiting[i]);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < count; i++)
+        engine_ask_fini(&waiting[i]);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* Neither a cancel nor the end of the connection loses the value; only both together do: the program has no use for
  * it. */
 START_TEST(sent_value_waits_for_memory_beyond)
@@ -514,6 +562,10 @@ int main(void)
     tcase_add_checked_fixture(cancel_case, setup, NULL);
     tcase_add_test(cancel_case, cancel_behind_our_own_full_pool);
     suite_add_tcase(suite, cancel_case);
+    TCase *slots_case = tcase_create("slots_before_a_value_that_waits"); /* the same */
+    tcase_add_checked_fixture(slots_case, setup, NULL);
+    tcase_add_test(slots_case, slots_before_a_value_that_waits);
+    suite_add_tcase(suite, slots_case);
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, small_after_large);
     tcase_add_test(tcase, checksums_and_published_steps);

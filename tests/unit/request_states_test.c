@@ -18,6 +18,7 @@
 #define request_release_memory fake_release_memory
 #define request_place_and_prepare fake_place_and_prepare
 #define request_queue_read fake_queue_read
+#define request_release_source fake_release_source
 #define request_tell_given_up fake_tell_given_up
 #define request_return_source fake_return_source
 #define request_wait_no_longer fake_wait_no_longer
@@ -65,6 +66,12 @@ void fake_queue_read(struct request *request_)
 {
     (void)request_;
     note("queue_read");
+}
+
+void fake_release_source(struct request *request_)
+{
+    ck_assert_int_eq(request_->state, REQUEST_RELEASING);
+    note("release_source");
 }
 
 void fake_tell_given_up(struct request *request_)
@@ -236,7 +243,7 @@ static const struct edge edges[] = {
     {REQUEST_RENEWING, REQUEST_EVENT_STATUS, REQUEST_REVOKING, ""},
     {REQUEST_RENEWING, REQUEST_EVENT_REVOKED, REQUEST_PREPARING, "release_memory place_and_prepare "},
     {REQUEST_RENEWING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
-    {REQUEST_READING, REQUEST_EVENT_COMPLETE, REQUEST_RELEASING, "queue_post "},
+    {REQUEST_READING, REQUEST_EVENT_COMPLETE, REQUEST_RELEASING, "release_source "},
     {REQUEST_READING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post arm "},
     {REQUEST_READING, REQUEST_EVENT_BROKEN, REQUEST_COPYING, "copy_rest "},
     {REQUEST_RELEASING, REQUEST_EVENT_RELEASED, REQUEST_REVOKING, "start_revoke "},
