@@ -134,7 +134,7 @@ static void lose(struct tl_cuda_device *device, tl_cuda_error error, const char 
 unsigned tl_device_count_lost(char ret_reason[TL_DEVICE_LOST_BYTES])
 {
     unsigned count = 0;
-    for (unsigned i = 0; i < TL_CUDA_MAX_DEVICES; i++) {
+    for (unsigned i = 0; i < TL_CUDA_MAX_DEVICES && !tl_cuda_is_forked(); i++) {
         struct tl_cuda_device *device = atomic_load_explicit(&devices[i], memory_order_acquire);
         if (!device) continue;
         lock(&device->mutex);

@@ -303,6 +303,15 @@ void request_wait_no_longer(struct request *request)
     expose_itself(request);
 }
 
+/* Whether the program gets the destination back when the connection breaks, while a peer whose processor writes may
+ * still be about to: then the peer must not reach it, even where it lies in memory that is shared with the peer. */
+static bool may_be_written_late(const struct request *request)
+{
+    const struct tl_fetch *fetch = request->fetch;
+    bool is_of_program = fetch->ops->wanted != NULL && fetch->ops->wanted(fetch) != NULL;
+    return is_of_program && request->conn->engine->provider->limits.is_processor_writing;
+}
+
 void request_prepare_memory(struct request *request)
 {
     struct request_placement *placement = request->placement;
@@ -315,7 +324,7 @@ void request_prepare_memory(struct request *request)
         return;
     }
     const char *refusal = why_not_itself(request);
-    if (!conn->engine->options.is_bounce_forced &&
+    if (!conn->engine->options.is_bounce_forced && !may_be_written_late(request) &&
         tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &placement->pin)) {
         request_handle(request, REQUEST_EVENT_READY);
         return;

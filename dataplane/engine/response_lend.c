@@ -84,6 +84,17 @@ static void give_copy(struct tl_conn *conn, struct conn_lent_copy *copy)
     tl_list_push_front(&conn->responses.idle_copies, &copy->link);
 }
 
+/* Makes space for a copy of this size as far as idle ones take it. */
+static void make_space(struct tl_conn *conn, uint64_t size_bytes)
+{
+    struct conn_responses *responses = &conn->responses;
+    while (responses->copied_bytes + size_bytes > MOST_COPIED_BYTES && !tl_list_is_empty(&responses->idle_copies)) {
+        struct conn_lent_copy *oldest = TL_CONTAINER_OF(responses->idle_copies.prev, struct conn_lent_copy, link);
+        responses->idle_copy_bytes -= oldest->len_bytes;
+        destroy_copy(conn, oldest);
+    }
+}
+
 void conn_lent_copies_fini(struct tl_conn *conn)
 {
     TL_LIST_FOREACH_SAFE(&conn->responses.idle_copies, link)
@@ -249,8 +260,9 @@ static void request_memory(struct lending *lending)
     static const struct tl_error full = {.code = TL_RESOURCE_EXHAUSTED,
                                          .message = "too many values are copied to be shown"};
     const struct response *response = lending->response;
-    const struct tl_conn *conn = response->conn;
+    struct tl_conn *conn = response->conn;
     uint64_t size_bytes = tl_tensor_size_bytes(response->sending->offer.tensor);
+    make_space(conn, size_bytes);
     if (conn->responses.copied_bytes > 0 && conn->responses.copied_bytes + size_bytes > MOST_COPIED_BYTES) {
         finish(lending, &full);
         return;

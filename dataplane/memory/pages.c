@@ -20,6 +20,7 @@
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
 
 /* Headers of older systems lack it. */
 #ifndef MADV_POPULATE_WRITE
@@ -89,5 +90,9 @@ enum tl_status tl_pages_map(uint64_t len_bytes, int numa_node, void **ret_addres
 
 void tl_pages_unmap(void *address, uint64_t len_bytes)
 {
-    TL_CHECK(munmap(address, len_bytes) == 0);
+    if (munmap(address, len_bytes) == 0) return;
+    /* The kernel needs one mapping more to unmap the middle of one. */
+    TL_CHECK(errno == ENOMEM);
+    TL_LOG_AT_WARN("memory cannot be given back to the system", TL_U64("bytes", len_bytes),
+                   TL_STR("remedy", "raise vm.max_map_count"));
 }

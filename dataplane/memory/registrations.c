@@ -139,6 +139,14 @@ static void destroy_doomed(struct tl_registrations *registrations, struct tl_lis
     pthread_mutex_unlock(&registrations->mutex);
 }
 
+static void await_dying(struct tl_registrations *registrations)
+{
+    pthread_mutex_lock(&registrations->mutex);
+    while (registrations->dying_count > 0)
+        pthread_cond_wait(&registrations->all_dead, &registrations->mutex);
+    pthread_mutex_unlock(&registrations->mutex);
+}
+
 void tl_registrations_close(struct tl_registrations *registrations)
 {
     struct tl_list doomed;
@@ -153,16 +161,13 @@ void tl_registrations_close(struct tl_registrations *registrations)
     TL_CHECK(registrations->stats.count == 0);
     pthread_mutex_unlock(&registrations->mutex);
     destroy_doomed(registrations, &doomed);
-    pthread_mutex_lock(&registrations->mutex);
-    while (registrations->dying_count > 0)
-        pthread_cond_wait(&registrations->all_dead, &registrations->mutex);
-    pthread_mutex_unlock(&registrations->mutex);
+    await_dying(registrations);
     put_reference(registrations);
 }
 
 /* ------------------------------------------------------------------------------------------------- allocations -- */
 
-/* The tensor is freed, and its memory with it. */
+/* The tensor is freed, and its memory with it. Another thread may be about to end a registration of it. */
 static void detach(struct tl_tensor_attachment *base)
 {
     struct attachment *attachment = TL_CONTAINER_OF(base, struct attachment, base);
@@ -171,13 +176,15 @@ static void detach(struct tl_tensor_attachment *base)
     struct tl_list doomed;
     tl_list_init(&doomed);
     pthread_mutex_lock(&registrations->mutex);
-    if (--allocation->tensor_count == 0) {
+    bool is_last = --allocation->tensor_count == 0;
+    if (is_last) {
         retire_current(registrations, allocation, &doomed);
         HASH_DEL(registrations->allocations, allocation);
         free(allocation);
     }
     pthread_mutex_unlock(&registrations->mutex);
     destroy_doomed(registrations, &doomed);
+    if (is_last) await_dying(registrations);
     free(attachment);
     put_reference(registrations);
 }

@@ -68,6 +68,14 @@ void slot_forget_connection(struct slot *slot)
     slot_drop_followers(slot);
 }
 
+/* Memory that a subscription has chosen may be shared with a peer that is still about to write there. */
+static void leave_memory(struct slot *slot)
+{
+    if (slot->subscription->has_destinations) return;
+    tl_tensor_put(slot->memory);
+    slot->memory = NULL;
+}
+
 static void fetch_failed(struct slot *slot, const struct tl_error *error)
 {
     struct tl_fetch *fetch = &slot->request.fetch;
@@ -78,6 +86,7 @@ static void fetch_failed(struct slot *slot, const struct tl_error *error)
         tl_peer_fetch_on_link(subscription->peer, &slot->request, fetch->path_reason);
     } else if (may_ask_again && error->code == TL_UNAVAILABLE) {
         slot->state = SLOT_BROKEN;
+        leave_memory(slot);
         slot_drop_followers(slot);
         subscription_retry_later(slot->subscription);
     } else {

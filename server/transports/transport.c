@@ -302,7 +302,10 @@ enum tl_status tl_transport_copy(struct tl_transport *transport, struct tl_tenso
 struct tl_tensor *tl_transport_copy_of(const struct tl_tensor *tensor)
 {
     struct tl_tensor_attachment *attachment = tl_tensor_find_attachment(tensor, &copies);
-    return attachment != NULL ? TL_CONTAINER_OF(attachment, struct kept_copy, attachment)->copy : NULL;
+    if (attachment == NULL) return NULL;
+    struct tl_tensor *copy = TL_CONTAINER_OF(attachment, struct kept_copy, attachment)->copy;
+    /* A part of the tensor has the attachments of the whole. */
+    return tl_meta_data_is_equal(tl_tensor_meta_data(copy), tl_tensor_meta_data(tensor)) ? copy : NULL;
 }
 
 /* ----------------------------------------------------------------------------------------------------- closing -- */

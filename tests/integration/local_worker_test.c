@@ -5,9 +5,12 @@
  */
 #include <check.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "fakes/cluster.h"
 #include "fakes/run_suite.h"
@@ -300,6 +303,83 @@ START_TEST(callers_in_several_threads_share_the_reactor)
 }
 END_TEST
 
+/* A value that its owner's reactor cannot go on copying in the middle, until it may: as when the process was stopped.
+ */
+static uint8_t *stopping;
+static atomic_bool has_stopped, may_go_on;
+
+static void stop_here(int number, siginfo_t *info, void *context)
+{
+    (void)number;
+    (void)context;
+    const uint8_t *address = info->si_addr;
+    if (address < stopping || address >= stopping + LARGE) _exit(1);
+    atomic_store(&has_stopped, true);
+    while (!atomic_load(&may_go_on))
+        usleep(1000);
+    (void)!mprotect(stopping, LARGE, PROT_READ | PROT_WRITE);
+}
+
+static struct tl_tensor *stopping_tensor(unsigned *released)
+{
+    const struct sigaction action = {.sa_sigaction = stop_here, .sa_flags = SA_SIGINFO};
+    stopping = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ck_assert(stopping != MAP_FAILED && sigaction(SIGSEGV, &action, NULL) == 0);
+    ck_assert_int_eq(mprotect(stopping + LARGE / 2, 4096, PROT_NONE), 0);
+    return cluster_wrap(stopping, LARGE, released);
+}
+
+static void publish(uint64_t step, struct tl_tensor *tensor)
+{
+    cluster_publish(cluster.workers[0], "w", step, tensor);
+    tl_tensor_put(tensor);
+}
+
+/* A connection breaks while the owner copies into memory that is shared with it, and the value comes over gRPC. The
+ * copy goes on when the program has the memory. 0: a tensor that was received before is the destination. 1: memory that
+ * a subscription had chosen. */
+START_TEST(copy_that_outlives_its_connection)
+{
+    unsigned released = 0;
+    tl_op_id id;
+    tl_peer_id owner;
+    struct tl_cq *cq = cluster_cq();
+    open_pair(0, "\"local\": {\"peer_timeout\": \"300ms\"}");
+    owner = cluster_peer(cluster.workers[1], 0);
+    for (unsigned step = 1; step < 4; step++)
+        (void)transfer(step, NULL);
+    publish(4, cluster_tensor(LARGE, 4));
+    struct tl_tensor *destination = cluster_recv_wait(cluster.workers[1], 0, "w", 4);
+    struct tl_completion got;
+    if (_i == 0) {
+        const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = destination};
+        publish(5, stopping_tensor(&released));
+        ck_assert_int_eq(tl_recv(cluster.workers[1], owner, "w", 5, &options, CLUSTER_LONG, cq, NULL, &id, &error),
+                         TL_OK);
+    } else {
+        const struct tl_subscribe_options options = {.size_bytes = sizeof(options), .from_step = 4, .count = 1};
+        ck_assert_int_eq(tl_subscribe(cluster.workers[1], owner, "w", &options, cq, NULL, &id, &error), TL_OK);
+        got = cluster_next(cq);
+        ck_assert(got.status.code == TL_OK && got.path == TL_PATH_ZERO_COPY);
+        tl_tensor_put(got.tensor);
+        publish(5, stopping_tensor(&released));
+    }
+    CLUSTER_UNTIL(atomic_load(&has_stopped));
+    publish(6, cluster_tensor(LARGE, 6));
+    got = cluster_next(cq);
+    ck_assert_msg(got.status.code == TL_OK && got.step == 6, "%s", got.status.message);
+    ck_assert_int_eq(got.path, TL_PATH_GRPC);
+    atomic_store(&may_go_on, true);
+    CLUSTER_UNTIL(released == 1); /* the copy is over */
+    ck_assert(cluster_tensor_is(got.tensor, LARGE, 6));
+    tl_tensor_put(got.tensor);
+    tl_tensor_put(destination);
+    teardown();
+    tl_cq_destroy(cq);
+    ck_assert_int_eq(munmap(stopping, LARGE), 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("local_worker");
@@ -310,6 +390,10 @@ int main(void)
     tcase_add_loop_test(tcase, small_tensor_in_a_large_allocation_is_copied_twice, 0, 2);
     tcase_add_test(tcase, published_value_leaves_with_the_call);
     tcase_add_loop_test(tcase, published_tensor_arrives_while_many_others_are_awaited, 0, 2);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("copy_that_outlives_its_connection");
+    tcase_set_timeout(tcase, 100);
+    tcase_add_loop_test(tcase, copy_that_outlives_its_connection, 0, 2);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("lending");
     tcase_set_timeout(tcase, 100);

@@ -88,6 +88,31 @@ START_TEST(other_memory)
 }
 END_TEST
 
+static void send_wrapped(uint64_t step, uint64_t size_bytes)
+{
+    struct tl_tensor *tensor;
+    struct tl_tensor_view view = view_of(gpu0, cuda->allocate(0, size_bytes), &size_bytes);
+    view.release = release;
+    ck_assert_int_eq(tl_tensor_wrap(&view, &tensor, NULL), TL_OK);
+    engine_side_send(owner, "key", step, tensor);
+}
+
+/* What a smaller value has left idle makes space for a larger one. */
+START_TEST(idle_copies_make_space)
+{
+    static const uint64_t sizes[] = {UINT64_C(60) << 20, UINT64_C(200) << 20};
+    open_pair();
+    for (unsigned step = 0; step < TL_ARRAY_COUNT(sizes); step++) {
+        send_wrapped(step, sizes[step]);
+        start(gpu0, step);
+        run_until_done();
+        ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
+        ck_assert_int_eq(ask.fetch.path, TL_PATH_GPU_IPC);
+        engine_ask_fini(&ask);
+    }
+}
+END_TEST
+
 static void fill_again(void *value)
 {
     fill(value, 9);
@@ -286,8 +311,8 @@ int main(void)
 {
     Suite *suite = suite_create("engine_ipc");
     TCase *copies = tcase_create("copies"), *pool = tcase_create("through the pool"),
-          *end = tcase_create("while_it_runs");
-    TCase *const cases[] = {copies, pool, end};
+          *end = tcase_create("while_it_runs"), *idle = tcase_create("idle_copies_make_space");
+    TCase *const cases[] = {copies, pool, end, idle};
     for (unsigned i = 0; i < TL_ARRAY_COUNT(cases); i++) {
         tcase_set_timeout(cases[i], 60);
         tcase_add_checked_fixture(cases[i], setup_ipc, teardown_ipc);
@@ -305,6 +330,7 @@ int main(void)
     tcase_add_checked_fixture(failures, setup_ipc, NULL);
     tcase_add_loop_test(failures, a_call_fails, 0, 2);
     suite_add_tcase(suite, failures);
+    tcase_add_test(idle, idle_copies_make_space);
     tcase_add_test(end, cancelled);
     tcase_add_loop_test(end, the_connection_breaks, 0, 2);
     tcase_add_loop_test(end, while_the_owner_copies, 0, 2);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Registrations of memory on devices: one for each allocation of CUDA, which ends before the memory does. */
 #include <check.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
 
 #include "dataplane/memory/registrations.h"
 #include "fakes/device_case.h"
@@ -81,6 +84,52 @@ START_TEST(one_for_an_allocation)
 }
 END_TEST
 
+static atomic_bool is_ending, may_end;
+
+static void wait_to_end(struct region_provider *region_provider)
+{
+    (void)region_provider;
+    atomic_store(&is_ending, true);
+    while (!atomic_load(&may_end))
+        usleep(100);
+}
+
+static void *evict_one(void *unused)
+{
+    (void)tl_registrations_evict(registrations);
+    return unused;
+}
+
+static void *put_last(void *tensor)
+{
+    tl_tensor_put(tensor);
+    return NULL;
+}
+
+/* Another thread is about to end the registration when the last tensor of the memory goes. */
+START_TEST(evicted_meanwhile)
+{
+    char *data = cuda->allocate(0, 10000);
+    struct tl_tensor *tensor = wrap(data, 10000);
+    pthread_t evicting, putting;
+    tl_registrations_unpin(registrations, add(tensor, TL_REGION_READ));
+    provider.destroy_hook = wait_to_end;
+    live_at_release = -1;
+    ck_assert_int_eq(pthread_create(&evicting, NULL, evict_one, NULL), 0);
+    while (!atomic_load(&is_ending))
+        usleep(100);
+    ck_assert_int_eq(pthread_create(&putting, NULL, put_last, tensor), 0);
+    usleep(50000); /* the memory would be released meanwhile */
+    ck_assert_int_eq(__atomic_load_n(&live_at_release, __ATOMIC_SEQ_CST), -1);
+    atomic_store(&may_end, true);
+    ck_assert_int_eq(pthread_join(evicting, NULL) + pthread_join(putting, NULL), 0);
+    while (__atomic_load_n(&live_at_release, __ATOMIC_SEQ_CST) < 0)
+        usleep(100);
+    ck_assert_int_eq(live_at_release, 0);
+    cuda->free(data);
+}
+END_TEST
+
 static unsigned allocations_at_destroy;
 
 static void note_allocations(struct region_provider *region_provider)
@@ -156,5 +205,9 @@ int main(void)
     tcase_add_test(tcase, replaced);
     tcase_add_test(tcase, no_space_is_left);
     suite_add_tcase(suite, tcase);
+    TCase *evicted = tcase_create("evicted_meanwhile"); /* a case of its own, which tests/defects selects */
+    tcase_add_checked_fixture(evicted, setup, teardown);
+    tcase_add_test(evicted, evicted_meanwhile);
+    suite_add_tcase(suite, evicted);
     return run_suite(suite);
 }

@@ -6,8 +6,10 @@
 #include "fakes/device_case.h"
 #include "fakes/run_suite.h"
 #include "base/clock.h"
+#include "fakes/region_provider.h"
 #include "server/rendezvous/rendezvous.h"
 #include "server/peers/permissions.h"
+#include "server/transports/transport.h"
 #include "server/worker_internal.h"
 
 static struct tl_worker worker;
@@ -312,6 +314,28 @@ START_TEST(a_peer_that_may_not_read_gets_no_value)
 }
 END_TEST
 
+/* A part of a tensor of which the transport has a copy is not taken for the whole. */
+START_TEST(part_of_a_tensor_with_a_copy)
+{
+    static const struct tl_memory_options options = {
+        .pool_bytes = 65536, .max_pool_bytes = 131072, .max_cached_bytes = 65536, .max_cached_count = 4};
+    static const struct tl_meta_data half = {.dtype = TL_U8, .shape = {1, {2}}, .size_bytes = 2};
+    struct region_provider provider;
+    struct tl_transport transport = {.memory = NULL};
+    struct tl_tensor *whole, *part;
+    region_provider_init(&provider);
+    ck_assert_int_eq(tl_memory_create(&provider.base, &options, &transport.memory, NULL), TL_OK);
+    ck_assert_int_eq(tl_tensor_create(TL_U8, 1, (uint64_t[]){4}, &whole, NULL), TL_OK);
+    ck_assert_int_eq(tl_transport_copy(&transport, whole, NULL), TL_OK);
+    ck_assert_ptr_nonnull(tl_transport_copy_of(whole));
+    ck_assert_int_eq(tl_tensor_create_view(whole, &half, 2, true, &part, NULL), TL_OK);
+    ck_assert_ptr_null(tl_transport_copy_of(part));
+    tl_tensor_put(part);
+    tl_tensor_put(whole);
+    tl_memory_destroy(transport.memory);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("serving");
@@ -328,6 +352,9 @@ int main(void)
     tcase_add_test(tcase, a_call_that_reaches_no_device);
     tcase_add_test(tcase, no_bytes_lie_nowhere);
     suite_add_tcase(suite, tcase);
+    TCase *copy = tcase_create("part_of_a_tensor_with_a_copy");
+    tcase_add_test(copy, part_of_a_tensor_with_a_copy);
+    suite_add_tcase(suite, copy);
     TCase *refusals = tcase_create("a_peer_that_may_not_read_gets_no_value");
     tcase_add_checked_fixture(refusals, setup, teardown);
     tcase_add_test(refusals, a_peer_that_may_not_read_gets_no_value);
