@@ -406,6 +406,18 @@ enum tl_status tl_tensor_wrap(const struct tl_tensor_view *caller_view, struct t
     return TL_OK;
 }
 
+/* Returns what an alias of this tensor keeps: not an alias that adds nothing, or a value that is received from its own
+ * worker and published again, time after time, would be a chain of them. */
+static struct tl_tensor *find_base(struct tl_tensor *tensor)
+{
+    for (;; tensor = tensor->base) {
+        const struct tl_tensor *base = tensor->base;
+        bool adds_nothing = base != NULL && tensor->release == NULL && tensor->fence == NULL && tensor->runs == NULL &&
+                            tensor->data == base->data && tl_meta_data_is_equal(&tensor->meta_data, &base->meta_data);
+        if (!adds_nothing) return tensor;
+    }
+}
+
 enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
@@ -417,7 +429,7 @@ enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn rele
     tensor->is_read_only = true;
     tensor->device = base->device;
     tensor->stream = TL_STREAM_NONE; /* that of the base may change; what it held is in the fence */
-    tensor->base = tl_tensor_get(base);
+    tensor->base = tl_tensor_get(find_base(base));
     tensor->strings = base->strings;
     tensor->guard = base->guard;
     tensor->guard_context = base->guard_context;

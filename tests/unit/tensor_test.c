@@ -437,6 +437,23 @@ START_TEST(annotations)
 }
 END_TEST
 
+/* Aliases of aliases are no chain, whose end would be a recursion as deep. */
+START_TEST(alias_of_alias_of_alias)
+{
+    uint64_t dim = 4;
+    struct tl_tensor *tensor, *next;
+    ck_assert_int_eq(tl_tensor_create(TL_U8, 1, &dim, &tensor, &error), TL_OK);
+    memcpy(tl_tensor_data(tensor), "abcd", 4);
+    for (unsigned i = 0; i < 300000; i++) {
+        ck_assert_int_eq(tl_tensor_create_alias(tensor, NULL, NULL, &next, &error), TL_OK);
+        tl_tensor_put(tensor);
+        tensor = next;
+    }
+    ck_assert_mem_eq(tl_tensor_data(tensor), "abcd", 4);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
 START_TEST(alias_of_strings_and_dead)
 {
     struct tl_tensor *base = NULL, *tensor = NULL;
@@ -792,6 +809,7 @@ int main(void)
     tcase_add_test(tcase, string_errors);
     tcase_add_test(tcase, received_strings_are_checked);
     tcase_add_test(tcase, alias);
+    tcase_add_test(tcase, alias_of_alias_of_alias);
     tcase_add_test(tcase, annotations);
     tcase_add_test(tcase, alias_of_strings_and_dead);
     tcase_add_test(tcase, created_around);
