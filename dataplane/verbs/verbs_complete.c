@@ -2,7 +2,9 @@
 /*
  * Completions. A good completion of posted work retires everything that was posted before it. A completion of a slot
  * hands the message or the immediate to the owner. The first bad completion breaks the queue pair. Of the completions
- * that follow it, good ones of slots are still handed to the owner, and the others only return what was posted.
+ * that follow it, good ones of slots are still handed to the owner, and the others only return what was posted. When
+ * the card is not relied on any more, completions of posted work end nothing: it ends when the queue pair is taken from
+ * the card.
  *
  * In a failed completion only the id, the status and the vendor's number are valid. Many failures have the same status,
  * and a failed link has none of its own. So before a reason is given, the device is asked for its events, for the state
@@ -68,7 +70,7 @@ static void break_for(struct verbs_pair *pair, const struct ibv_wc *completion)
 static void distrust(struct verbs_pair *pair, const char *why)
 {
     verbs_pair_break_because(pair, "%s", why);
-    verbs_pair_destroy_qp(pair);
+    verbs_pair_lose(pair);
 }
 
 static void complete_send(struct verbs_pair *pair, uint32_t index, const struct ibv_wc *completion)
@@ -104,10 +106,11 @@ static void deliver(struct verbs_pair *pair, uint32_t index, const struct ibv_wc
 
 static void complete_receive(struct verbs_pair *pair, uint32_t index, const struct ibv_wc *completion)
 {
-    if (index >= pair->slots.count || pair->slots.posted == 0) {
+    if (index >= pair->slots.count || !pair->slots.slots[index].is_posted) {
         distrust(pair, "the card completed a slot that it does not have");
         return;
     }
+    pair->slots.slots[index].is_posted = false;
     pair->slots.posted--;
     if (completion->status == IBV_WC_SUCCESS) {
         /* The owner gets it even if the queue pair has broken meanwhile, because the peer knows that it has arrived. */
@@ -125,10 +128,10 @@ void verbs_complete(struct verbs_device *device, const struct ibv_wc *completion
     struct verbs_pair *pair = device->pairs[id.pair_index].pair;
     /* The queue pair was taken from the card before its completions were read. */
     if (pair == NULL || pair->entry.generation != id.generation || pair->qp == NULL) return;
-    if (id.kind == VERBS_SEND) {
-        complete_send(pair, id.index, completion);
-    } else {
+    if (id.kind == VERBS_RECEIVE) {
         complete_receive(pair, id.index, completion);
+    } else if (!pair->entry.is_lost) {
+        complete_send(pair, id.index, completion);
     }
     bool has_idle_slots = pair->slots.idle_count > pair->slots.may_idle;
     if (has_idle_slots || pair->state != VERBS_CONNECTED) verbs_pair_needs_attention(pair);

@@ -11,7 +11,9 @@
  * and whenever a request has failed.
  *
  * A completion queue or a device that fails breaks every queue pair and takes them from the card: their posted work is
- * cancelled, since its completions may never come.
+ * cancelled, since its completions may never come. A queue pair is taken from the card only when the completion queue
+ * was found empty after that was decided, because what has arrived goes to the owner, and a card forgets the
+ * completions of a queue pair that is taken from it.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -34,6 +36,33 @@
 
 /* -------------------------------------------------------------------------------------------- completion queue -- */
 
+/* Enlarges the completion queue to `needed` entries, and to twice its size where the card can. */
+static enum tl_status enlarge(struct verbs_device *device, uint32_t needed, uint32_t max, struct tl_error *ret_error)
+{
+    uint32_t entries = (uint32_t)tl_min_u64(max, tl_max_u64(needed, (uint64_t)device->cq.capacity * 2));
+    int error;
+    for (;; entries = needed) {
+        error = ibv_resize_cq(device->cq.cq, (int)entries);
+        if (error < 0) error = errno;
+        /* Some drivers report success and leave it as it is. */
+        device->cq.capacity = (uint32_t)device->cq.cq->cqe;
+        if (device->cq.capacity >= needed) return TL_OK;
+        if (entries == needed) break;
+    }
+    if (error == ENOMEM && verbs_exceeds_memlock(UINT64_MAX)) {
+        return verbs_memlock_error(verbs_slots_default_bytes(device->settings.queue_depth), device->base.name,
+                                   ret_error);
+    }
+    if (error != 0) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot enlarge the completion queue to %u: %s",
+                            device->base.name, needed, strerror(error));
+    }
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                        "%s: cannot enlarge the completion queue to %u: it still has %u; lower verbs.queue_depth, or "
+                        "connect fewer peers",
+                        device->base.name, needed, device->cq.capacity);
+}
+
 enum tl_status verbs_device_reserve(struct verbs_device *device, uint32_t count, struct tl_error *ret_error)
 {
     uint64_t needed = (uint64_t)device->cq.reserved + count;
@@ -45,13 +74,8 @@ enum tl_status verbs_device_reserve(struct verbs_device *device, uint32_t count,
                             device->base.name, (unsigned long long)max, device->cq.reserved, count);
     }
     if (needed > device->cq.capacity) {
-        int entries = (int)tl_min_u64(max, tl_max_u64(needed, (uint64_t)device->cq.capacity * 2));
-        int error = ibv_resize_cq(device->cq.cq, entries);
-        if (error != 0) {
-            return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot enlarge the completion queue to %d: %s",
-                                device->base.name, entries, strerror(error < 0 ? errno : error));
-        }
-        device->cq.capacity = (uint32_t)device->cq.cq->cqe;
+        enum tl_status status = enlarge(device, (uint32_t)needed, (uint32_t)max, ret_error);
+        if (status != TL_OK) return status;
     }
     device->cq.reserved = (uint32_t)needed;
     return TL_OK;
@@ -59,7 +83,8 @@ enum tl_status verbs_device_reserve(struct verbs_device *device, uint32_t count,
 
 static int poll_completions(struct verbs_device *device, struct ibv_wc *ret_completions)
 {
-    int count = device->is_dead ? 0 : ibv_poll_cq(device->cq.cq, VERBS_BATCH, ret_completions);
+    bool is_over = device->is_dead && !device->cq.has_lost;
+    int count = is_over ? 0 : ibv_poll_cq(device->cq.cq, VERBS_BATCH, ret_completions);
     if (count >= 0) return count;
     struct tl_error reason;
     tl_error_set(&reason, TL_UNAVAILABLE, "%s: the completion queue cannot be read", device->base.name);
@@ -97,6 +122,7 @@ static unsigned device_poll(struct tl_provider *provider)
         device->cq.stash_count = 0;
     } else {
         count = (unsigned)poll_completions(device, completions);
+        if (count == 0 && device->cq.has_lost) verbs_pair_take_lost(device);
     }
     unsigned done = 0;
     tl_quota_renew(&provider->quota);
@@ -112,6 +138,7 @@ static bool device_arm(struct tl_provider *provider)
 {
     struct verbs_device *device = verbs_device_of(provider);
     if (!tl_list_is_empty(&device->attention) || device->cq.stash_count > 0 || device->cq.has_events) return false;
+    if (device->cq.has_lost) return false;
     if (device->is_dead) return true;
     /* The notification is requested before the queue is polled: what comes in between is found here, or makes the
      * descriptor readable. */
@@ -151,7 +178,7 @@ void verbs_device_break_all(struct verbs_device *device, bool is_lost, const str
         struct verbs_pair *pair = device->pairs[i].pair;
         if (pair == NULL) continue;
         verbs_pair_break(pair, reason);
-        if (is_lost) verbs_pair_destroy_qp(pair);
+        if (is_lost) verbs_pair_lose(pair);
     }
 }
 
@@ -159,6 +186,9 @@ void verbs_device_die(struct verbs_device *device, const struct tl_error *reason
 {
     if (device->is_dead) return;
     device->is_dead = true;
+    /* The descriptors of a removed device are in error from now on, which would end every sleep at once. */
+    epoll_ctl(device->base.fd, EPOLL_CTL_DEL, device->cq.channel->fd, NULL);
+    epoll_ctl(device->base.fd, EPOLL_CTL_DEL, device->context->async_fd, NULL);
     tl_provider_fail(&device->base, reason);
     verbs_device_break_all(device, true, reason);
 }
@@ -417,7 +447,16 @@ static enum tl_status device_reopen(const struct tl_provider *provider, struct t
                                     struct tl_error *ret_error)
 {
     const struct verbs_device *device = TL_CONTAINER_OF(provider, const struct verbs_device, base);
-    return open_candidate(&device->options, &device->candidate, ret_provider, ret_error);
+    struct tl_verbs_candidate candidate = device->candidate;
+    uint32_t index;
+    char gid[64];
+    if (!verbs_device_find_gid(device, &index)) {
+        verbs_gid_to_text(device->port.gid.raw, gid, sizeof(gid));
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: the address %s has gone from the port", device->base.name,
+                            gid);
+    }
+    candidate.gid_index = (int)index;
+    return open_candidate(&device->options, &candidate, ret_provider, ret_error);
 }
 
 enum tl_status tl_verbs_open(const struct tl_verbs_options *options, unsigned order, struct tl_provider **ret_provider,

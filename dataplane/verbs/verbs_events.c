@@ -113,11 +113,8 @@ unsigned verbs_events_handle(struct verbs_device *device)
         count++;
         TL_LOG_AT_INFO("RDMA device reports", TL_STR("device", device->base.name),
                        TL_STR("event", ibv_event_type_str(event.event_type)));
-        /* It is copied and acknowledged before it is handled, because handling may destroy the queue pair, which waits
-         * until its events are acknowledged. */
-        struct ibv_async_event copy = event;
+        handle(device, &event); /* destroys no queue pair, which would wait until its events are acknowledged */
         ibv_ack_async_event(&event);
-        handle(device, &copy);
     }
     if (count == MAX_EVENTS) device->cq.has_events = true;
     return count;

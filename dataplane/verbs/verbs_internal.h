@@ -155,6 +155,7 @@ struct verbs_cq {
     uint32_t reserved; /* completions that all queue pairs together may have outstanding */
     unsigned polls_since_events;
     bool has_events; /* the next poll asks the device for asynchronous events */
+    bool has_lost;   /* when the queue is found empty, the lost queue pairs are taken from the card */
     unsigned stash_count;
     struct ibv_wc stash[VERBS_BATCH]; /* completions that were found while arming */
 };
@@ -166,7 +167,8 @@ struct verbs_port {
     uint8_t gid_type;
     enum ibv_mtu mtu;
     union ibv_gid gid;
-    uint32_t gid_index; /* at opening; it is looked up again for each queue pair, because addresses come and go */
+    _Atomic uint32_t gid_index; /* where it was last; it is looked up again for each queue pair, and when the device is
+                                   opened again, because addresses come and go. Another thread may read it. */
 };
 
 /* What the options say of queue pairs. */
@@ -209,7 +211,7 @@ void verbs_device_break_all(struct verbs_device *device, bool is_lost, const str
 void verbs_device_die(struct verbs_device *device, const struct tl_error *reason);
 /* Returns true when the device does not exist any more; the device is dead then. Not every driver reports that. */
 bool verbs_device_is_removed(struct verbs_device *device);
-/* Finds where the device's address is in the port's table now. Returns false when it is not there. */
+/* Finds where the device's address is in the port's table now. Returns false when it is not there. Thread: any. */
 bool verbs_device_find_gid(const struct verbs_device *device, uint32_t *ret_index);
 /* Returns false, with the reason, when the port is down or the address has gone. */
 bool verbs_device_has_link(const struct verbs_device *device, char *ret_why, size_t capacity);
@@ -276,6 +278,7 @@ struct verbs_record {
 struct verbs_slot {
     struct ibv_recv_wr request;
     struct ibv_sge piece;
+    bool is_posted; /* the card has it, and has not completed it yet */
 };
 
 /*
@@ -306,6 +309,7 @@ struct verbs_pair_entry {
     uint32_t generation;
     bool is_held;     /* it has an entry in the device's table */
     bool is_reserved; /* it has reserved completions in the completion queue */
+    bool is_lost;     /* it is broken, and the card is not relied on to complete its work */
 };
 
 /* The ring of posted work. */
@@ -387,6 +391,10 @@ void verbs_pair_break(struct verbs_pair *pair, const struct tl_error *reason);
 /* Does the same, with the reason "UNAVAILABLE: queue pair N of DEVICE: ...". */
 void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...)
     __attribute__((cold, format(printf, 2, 3)));
+/* A broken queue pair will be taken from the card, as soon as the owner has what arrived on it until now. */
+void verbs_pair_lose(struct verbs_pair *pair);
+/* Takes the lost queue pairs from the card. Called when the completion queue is empty. */
+void verbs_pair_take_lost(struct verbs_device *device);
 /* Takes a broken queue pair from the card: everything that was posted is over. */
 void verbs_pair_destroy_qp(struct verbs_pair *pair);
 void verbs_pair_needs_attention(struct verbs_pair *pair);
@@ -422,7 +430,7 @@ static inline void verbs_slots_post(struct verbs_pair *pair)
 uint32_t verbs_slots_send_space(const struct verbs_pair *pair);
 /* Takes memory for a message that is to be posted, for which there is space. */
 uint8_t *verbs_slots_send(struct verbs_pair *pair, uint32_t len_bytes);
-/* A receive request is completed: its slot is idle. */
+/* A slot is completed, and its owner has what was in it: it is idle. */
 void verbs_slots_return(struct verbs_pair *pair, uint32_t index);
 /* The memory of a slot that messages arrive in. */
 static inline uint8_t *verbs_slot_memory(const struct verbs_pair *pair, uint32_t index)

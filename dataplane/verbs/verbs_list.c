@@ -322,6 +322,14 @@ static bool add_unusable(struct listing *listing, struct ibv_device *device, con
     return true;
 }
 
+/* Adds a port that does not answer. */
+static bool add_mute_port(struct listing *listing, struct ibv_device *device, uint32_t number, int error_number)
+{
+    char what[32];
+    snprintf(what, sizeof(what), "ask port %u of", number);
+    return add_unusable(listing, device, what, error_number);
+}
+
 /* Returns false when there is no memory. */
 static bool add_ports(struct listing *listing, struct ibv_context *context)
 {
@@ -335,11 +343,12 @@ static bool add_ports(struct listing *listing, struct ibv_context *context)
     }
     struct ibv_gid_entry *entries = calloc(table_len + 1, sizeof(*entries));
     if (entries == NULL) return false;
-    ssize_t count = ibv_query_gid_table(context, entries, table_len, 0);
-    bool is_ok = true;
-    for (view.number = 1; is_ok && view.number <= view.device.phys_port_cnt; view.number++) {
-        if (ibv_query_port(context, (uint8_t)view.number, &view.port) != 0) continue;
-        is_ok = add_port(listing, &view, entries, count > 0 ? (size_t)count : 0);
+    ssize_t count = table_len > 0 ? ibv_query_gid_table(context, entries, table_len, 0) : 0;
+    bool is_ok = count >= 0 || add_unusable(listing, context->device, "read the GIDs of", (int)-count);
+    for (view.number = 1; is_ok && count >= 0 && view.number <= view.device.phys_port_cnt; view.number++) {
+        int error = ibv_query_port(context, (uint8_t)view.number, &view.port);
+        is_ok = error != 0 ? add_mute_port(listing, context->device, view.number, error < 0 ? errno : error)
+                           : add_port(listing, &view, entries, (size_t)count);
     }
     free(entries);
     return is_ok;

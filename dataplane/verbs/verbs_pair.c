@@ -8,7 +8,8 @@
  *
  * Every failure moves the card's queue pair to the state ERR, in which the card completes every request. The owner
  * learns of it from poll: broken, then its work cancelled, and drained when the last request is completed. When the
- * card is not relied on for that, the queue pair is taken from it instead, after which it touches no memory any more.
+ * card is not relied on for that, the queue pair is lost: it is taken from the card instead, after which the card
+ * touches its memory no more.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -79,6 +80,8 @@ static enum tl_status create_on_card(struct verbs_pair *pair, struct tl_error *r
         if (pair->qp != NULL) pair->ring.max_inline_bytes = attributes.cap.max_inline_data;
     }
     if (pair->qp == NULL) {
+        if (errno == ENOMEM && verbs_exceeds_memlock(UINT64_MAX))
+            return verbs_memlock_error(pair->slots.memory_bytes, "a queue pair", ret_error);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot make a queue pair for %u operations: %s",
                             device->base.name, pair->ring.work_count, strerror(errno));
     }
@@ -372,6 +375,24 @@ void verbs_pair_destroy_qp(struct verbs_pair *pair)
     pair->slots.posted = 0;
 }
 
+void verbs_pair_lose(struct verbs_pair *pair)
+{
+    if (pair->qp == NULL) return;
+    pair->entry.is_lost = true;
+    pair->device->cq.has_lost = true;
+}
+
+void verbs_pair_take_lost(struct verbs_device *device)
+{
+    device->cq.has_lost = false;
+    for (uint32_t i = 0; i < device->base.limits.max_queue_pairs; i++) {
+        struct verbs_pair *pair = device->pairs[i].pair;
+        if (pair == NULL || !pair->entry.is_lost) continue;
+        verbs_pair_destroy_qp(pair);
+        verbs_pair_needs_attention(pair);
+    }
+}
+
 void verbs_pair_break(struct verbs_pair *pair, const struct tl_error *reason)
 {
     if (verbs_pair_is_broken(pair)) return;
@@ -380,7 +401,7 @@ void verbs_pair_break(struct verbs_pair *pair, const struct tl_error *reason)
     verbs_pair_needs_attention(pair);
     if (pair->qp == NULL) return;
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_ERR};
-    if (ibv_modify_qp(pair->qp, &attributes, IBV_QP_STATE) != 0) verbs_pair_destroy_qp(pair);
+    if (ibv_modify_qp(pair->qp, &attributes, IBV_QP_STATE) != 0) verbs_pair_lose(pair);
 }
 
 void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...)
@@ -418,12 +439,18 @@ void verbs_pair_give_up(struct verbs_device *device)
     TL_LIST_FOREACH(&device->flushing, node)
     {
         struct verbs_pair *pair = TL_CONTAINER_OF(node, struct verbs_pair, flushing);
-        if (now_ns - pair->flushing_since_ns < FLUSH_PATIENCE_NS) return;
+        int64_t age_ns = now_ns - pair->flushing_since_ns;
+        if (age_ns < FLUSH_PATIENCE_NS) return;
         if (pair->qp == NULL) continue;
-        TL_LOG_AT_WARN("the card does not hand back the work of a broken queue pair, which is taken from it",
-                       TL_STR("device", device->base.name), TL_U64("number", pair->ids.number));
-        verbs_pair_destroy_qp(pair);
-        verbs_pair_needs_attention(pair);
+        if (!pair->entry.is_lost) {
+            TL_LOG_AT_WARN("the card does not hand back the work of a broken queue pair, which is taken from it",
+                           TL_STR("device", device->base.name), TL_U64("number", pair->ids.number));
+            verbs_pair_lose(pair);
+        } else if (age_ns >= 2 * FLUSH_PATIENCE_NS) {
+            /* Other queue pairs keep the completion queue from being empty. */
+            verbs_pair_destroy_qp(pair);
+            verbs_pair_needs_attention(pair);
+        }
     }
 }
 
@@ -433,7 +460,8 @@ unsigned verbs_pair_attend(struct verbs_pair *pair)
     if (pair->state == VERBS_CONNECTED || pair->state == VERBS_FLUSHING) count += verbs_post_retire_empty(pair);
     if (pair->state == VERBS_CONNECTED) verbs_slots_post(pair);
     if (pair->state != VERBS_FLUSHING) return count;
-    bool is_at_card = pair->qp != NULL && (pair->slots.posted > 0 || pair->ring.retired < pair->ring.signalled);
+    bool has_work = pair->slots.posted > 0 || pair->ring.retired < pair->ring.signalled;
+    bool is_at_card = pair->qp != NULL && (pair->entry.is_lost || has_work);
     if (is_at_card) return count;
     count += verbs_post_cancel_rest(pair);
     verbs_windows_release(pair);

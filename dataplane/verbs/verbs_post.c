@@ -207,7 +207,7 @@ void verbs_post_doorbell(struct tl_queue_pair *base)
     int error = first != NULL ? ibv_post_send(pair->qp, first, &refused) : 0;
     if (error != 0) {
         verbs_pair_break_because(pair, "the card refuses a request: %s", strerror(error));
-        verbs_pair_destroy_qp(pair);
+        verbs_pair_lose(pair);
         return;
     }
     update_keys(first);

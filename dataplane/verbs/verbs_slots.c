@@ -103,10 +103,11 @@ void verbs_slots_post_idle(struct verbs_pair *pair)
     struct ibv_recv_wr *refused = NULL;
     if (verbs_pair_is_broken(pair) || pair->qp == NULL) return;
     int error = ibv_post_recv(pair->qp, pair->slots.idle, &refused);
-    uint32_t refused_count = 0;
-    for (; error != 0 && refused != NULL; refused = refused->next)
-        refused_count++;
-    pair->slots.posted += pair->slots.idle_count - refused_count;
+    if (error == 0) refused = NULL;
+    for (struct ibv_recv_wr *each = pair->slots.idle; each != NULL && each != refused; each = each->next) {
+        TL_CONTAINER_OF(each, struct verbs_slot, request)->is_posted = true;
+        pair->slots.posted++;
+    }
     pair->slots.idle = NULL;
     pair->slots.idle_end = &pair->slots.idle;
     pair->slots.idle_count = 0;

@@ -30,6 +30,8 @@ static size_t table_len;
 static const char *down; /* The ports of this device are down. */
 static const char *also_down;
 static uint16_t key_count; /* The length of the table of partition keys of each port. */
+static uint8_t mute_port;  /* This port of each device does not answer; 0: all do. */
+static int table_error;    /* 0: the GIDs can be read. */
 static struct ibv_device devices[MAX_DEVICES];
 static struct ibv_device *device_list[MAX_DEVICES + 1];
 static struct ibv_context contexts[MAX_DEVICES];
@@ -97,7 +99,7 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
     struct ibv_port_attr *attributes = (void *)ret_attributes;
     bool is_down = (down != NULL && strcmp(down, context->device->name) == 0) ||
                    (also_down != NULL && strcmp(also_down, context->device->name) == 0);
-    (void)port;
+    if (port == mute_port) return EIO;
     attributes->pkey_tbl_len = key_count;
     attributes->state = is_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
     attributes->max_mtu = IBV_MTU_4096;
@@ -114,6 +116,8 @@ ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *
     uint32_t index = 0, port = 0;
     ck_assert_uint_eq(entry_size, sizeof(*entries));
     (void)flags;
+    ck_assert_uint_gt(capacity, 0); /* The kernel refuses to read none. */
+    if (table_error != 0) return -table_error;
     for (size_t i = 0; i < table_len; i++) {
         if (strcmp(table[i].device, context->device->name) != 0) continue;
         ck_assert_uint_lt((size_t)count, capacity);
@@ -312,6 +316,29 @@ START_TEST(the_port_to_repair_comes_first)
 }
 END_TEST
 
+/* A port is not left out, nor said to have no address, when the device does not answer. */
+START_TEST(a_device_that_does_not_answer)
+{
+    struct tl_verbs_options options;
+    struct tl_verbs_candidate *candidates = NULL;
+    size_t count = 0;
+    make(one_port, TL_ARRAY_COUNT(one_port));
+    tl_verbs_options_init(&options);
+    table_error = EIO;
+    ck_assert_int_eq(tl_verbs_list(&options, &candidates, &count, NULL), TL_OK);
+    ck_assert_uint_eq(count, 1);
+    ck_assert_int_eq(candidates[0].order, -1);
+    ck_assert_ptr_eq(strstr(candidates[0].reason, "cannot read the GIDs of /dev/infiniband/"), candidates[0].reason);
+    free(candidates);
+    mute_port = 1;
+    ck_assert_int_eq(tl_verbs_list(&options, &candidates, &count, NULL), TL_OK);
+    ck_assert_uint_eq(count, 1);
+    ck_assert_int_eq(candidates[0].order, -1);
+    ck_assert_ptr_eq(strstr(candidates[0].reason, "cannot ask port 1 of /dev/infiniband/"), candidates[0].reason);
+    free(candidates);
+}
+END_TEST
+
 /* A card refuses a queue pair whose partition key is beyond its table, long after the start. */
 START_TEST(a_partition_key_beyond_the_table)
 {
@@ -343,6 +370,7 @@ int main(void)
     tcase_add_test(tcase, a_queue_that_is_too_deep);
     tcase_add_test(tcase, a_port_that_is_down);
     tcase_add_test(tcase, the_port_to_repair_comes_first);
+    tcase_add_test(tcase, a_device_that_does_not_answer);
     tcase_add_test(tcase, a_partition_key_beyond_the_table);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
