@@ -2,7 +2,7 @@
 /*
  * Timers of one owner thread in a binary heap, earliest at the root. Every timer knows its place in the heap, so that
  * it can be moved or taken out in logarithmic time. Only arming a timer that was not armed can fail, for lack of
- * memory.
+ * memory, unless a place is kept for it.
  */
 #include "base/timer.h"
 
@@ -41,9 +41,10 @@ static void sift_down(struct tl_timers *timers, struct tl_timer *timer)
     place(timers, index, timer);
 }
 
+/* Makes space for one more timer besides the places that are kept. */
 static bool reserve(struct tl_timers *timers)
 {
-    if (timers->count < timers->capacity) return true;
+    if (timers->count + timers->reserved_count < timers->capacity) return true;
     uint64_t len_bytes;
     size_t capacity = timers->capacity ? timers->capacity * 2 : 16;
     if (!tl_mul_u64(capacity, sizeof(struct tl_timer *), &len_bytes)) return false;
@@ -69,19 +70,32 @@ void tl_timers_fini(struct tl_timers *timers)
 
 enum tl_status tl_timers_arm(struct tl_timers *timers, struct tl_timer *timer, int64_t due_ns)
 {
+    if (timer->heap_place == 0 && due_ns != TL_TIME_NEVER && !reserve(timers)) return TL_RESOURCE_EXHAUSTED;
+    tl_timers_arm_reserved(timers, timer, due_ns);
+    return TL_OK;
+}
+
+enum tl_status tl_timers_reserve(struct tl_timers *timers)
+{
+    if (!reserve(timers)) return TL_RESOURCE_EXHAUSTED;
+    timers->reserved_count++;
+    return TL_OK;
+}
+
+void tl_timers_arm_reserved(struct tl_timers *timers, struct tl_timer *timer, int64_t due_ns)
+{
     TL_CHECK(timer->fire);
     if (due_ns == TL_TIME_NEVER) {
         tl_timers_disarm(timers, timer);
-        return TL_OK;
+        return;
     }
     if (timer->heap_place == 0) {
-        if (!reserve(timers)) return TL_RESOURCE_EXHAUSTED;
+        TL_CHECK(timers->count < timers->capacity);
         place(timers, ++timers->count, timer);
     }
     timer->due_ns = due_ns;
     sift_up(timers, timer);
     sift_down(timers, timer);
-    return TL_OK;
 }
 
 void tl_timers_remove(struct tl_timers *timers, struct tl_timer *timer)

@@ -21,6 +21,7 @@ struct tl_timers {
     struct tl_timer **heap;
     size_t count;
     size_t capacity;
+    size_t reserved_count; /* places of the heap that only tl_timers_arm_reserved uses */
 };
 
 void tl_timers_init(struct tl_timers *timers);
@@ -31,6 +32,12 @@ void tl_timers_fini(struct tl_timers *timers);
 /* Arms the timer, or moves it when it is armed; with due_ns TL_TIME_NEVER it is disarmed. A zeroed timer with fire set
  * is valid. Errors: TL_RESOURCE_EXHAUSTED: no memory; the timer is as before. */
 enum tl_status tl_timers_arm(struct tl_timers *timers, struct tl_timer *timer, int64_t due_ns) TL_MUST_USE;
+
+/* Keeps a place in the heap for one timer, as long as the heap. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_timers_reserve(struct tl_timers *timers) TL_MUST_USE;
+
+/* As tl_timers_arm, for a timer that tl_timers_reserve has kept a place for: it cannot fail. */
+void tl_timers_arm_reserved(struct tl_timers *timers, struct tl_timer *timer, int64_t due_ns);
 
 /* Takes an armed timer out. */
 void tl_timers_remove(struct tl_timers *timers, struct tl_timer *timer);

@@ -329,6 +329,8 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
     if (status == TL_OK) status = tl_source_init(worker, ret_error);
     if (status == TL_OK) status = tl_loop_create(&worker->loop, ret_error);
     if (status != TL_OK) return status;
+    if (tl_timers_reserve(tl_loop_timers(worker->loop)) != TL_OK) /* for sources.expire_timer */
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
     tl_progress_init(&worker->progress, worker->loop, options->progress);
     const struct tl_rendezvous_limits limits = {.waiting_receivers = worker->settings.waiting_receivers,
                                                 .subscription_ns = worker->settings.reservation_timeout_ns,

@@ -83,6 +83,7 @@ struct tl_offer {
     uint64_t step;
     uint64_t publication; /* identifies the value: another one under the same key has another number; never 0 */
     bool is_one_shot;     /* its receiver must acknowledge it */
+    bool was_given_back;  /* an earlier receiver has had it and could not use it */
 };
 
 /* One published tensor in a listing; the key lives as long as the listing. */

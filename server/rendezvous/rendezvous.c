@@ -114,7 +114,7 @@ static void clear(struct tl_rendezvous *table, const struct tl_error *status, st
                                  deferred_calls);
     tl_table_subscriptions_clear(table, status, deferred_calls);
     TL_CHECK(table->names.count == 0 && table->places.count == 0 && table->waiters.count == 0 &&
-             table->reservations == NULL);
+             table->reservations == NULL && table->given_back == NULL);
 }
 
 void tl_rendezvous_close(struct tl_rendezvous *table, const struct tl_error *status)
@@ -362,7 +362,7 @@ bool tl_rendezvous_cancel(struct tl_rendezvous *table, struct tl_receiver *recei
 /* Takes a value from its receiver: it is offered to the next one, or dropped when its step has ended. */
 static void release(struct tl_rendezvous *table, struct tl_table_value *value, struct tl_list *deferred_calls)
 {
-    tl_table_value_unreserve(table, value);
+    tl_table_value_give_back(table, value);
     if (value->place) {
         offer_value(table, value, deferred_calls);
     } else {

@@ -222,29 +222,47 @@ void tl_table_subscription_refuse(struct tl_table_value *value)
 {
     struct tl_table_subscription *subscription = value->subscription;
     if (subscription == NULL || value->step->step < subscription->from_step) return;
+    subscription->has_refused_last = value->step->step == UINT64_MAX;
     subscription->from_step = value->step->step < UINT64_MAX ? value->step->step + 1 : UINT64_MAX;
 }
 
-/* Whether the subscription may have the value for this request, which wants at least `from_step`. A request that has
- * given the value back, because it comes over another path, may have it again. */
-static bool may_have(const struct tl_table_subscription *subscription, const struct tl_request_id *id,
-                     uint64_t from_step, const struct tl_table_value *value)
+/* Whether a request of the subscription that wants at least `from_step` may have the value. */
+static bool may_have(const struct tl_table_subscription *subscription, uint64_t from_step,
+                     const struct tl_table_value *value)
 {
     uint64_t step = value->step->step;
-    bool had_it = value->id.number == id->number && value->id.incarnation == id->incarnation;
-    return had_it || (step >= from_step && step >= subscription->from_step);
+    return step >= from_step && step >= subscription->from_step && !subscription->has_refused_last;
 }
 
-/* Returns the value with the lowest step that the request may have; NULL: none. */
-static struct tl_table_value *first_value(const struct tl_table_subscription *subscription,
+static struct tl_table_value *value_at(struct tl_list *link)
+{
+    return TL_CONTAINER_OF(link, struct tl_table_value, offered_link);
+}
+
+/* Returns the value with the lowest step that a request which wants at least `from_step` may have; NULL: none. */
+static struct tl_table_value *lowest_value(struct tl_rendezvous *table,
+                                           const struct tl_table_subscription *subscription, uint64_t from_step)
+{
+    struct tl_list *offered = &subscription->name->subscribed->offered;
+    struct tl_list *front = offered->next, *back = offered->prev;
+    if (tl_list_is_empty(offered) || !may_have(subscription, from_step, value_at(back))) return NULL;
+    /* It is near one of the ends: few values are too old, or few have come since. */
+    for (;; front = front->next, back = back->prev) {
+        table->value_visits++;
+        if (may_have(subscription, from_step, value_at(front))) return value_at(front);
+        if (!may_have(subscription, from_step, value_at(back->prev))) return value_at(back);
+    }
+}
+
+/* Returns the value that the request gets; NULL: none. A request that has given a value back, because it comes over
+ * another path, may have it again. */
+static struct tl_table_value *first_value(struct tl_rendezvous *table, const struct tl_table_subscription *subscription,
                                           const struct tl_receiver *receiver)
 {
-    TL_LIST_FOREACH(&subscription->name->subscribed->offered, link)
-    {
-        struct tl_table_value *value = TL_CONTAINER_OF(link, struct tl_table_value, offered_link);
-        if (may_have(subscription, &receiver->id, receiver->step, value)) return value;
-    }
-    return NULL;
+    struct tl_table_value *lowest = lowest_value(table, subscription, receiver->step);
+    struct tl_table_value *had = tl_table_value_find_given_back(table, &receiver->id);
+    if (had == NULL || had->name != subscription->name) return lowest;
+    return lowest != NULL && lowest->step->step < had->step->step ? lowest : had;
 }
 
 /* Returns whether the request, which wants at least `from_step`, may have the publication, and notes that it has it. */
@@ -263,7 +281,7 @@ bool tl_table_subscription_answer(struct tl_rendezvous *table, struct tl_table_s
                                   const struct tl_receiver *receiver, struct tl_error *ret_status,
                                   struct tl_offer *ret_offer)
 {
-    struct tl_table_value *value = first_value(subscription, receiver);
+    struct tl_table_value *value = first_value(table, subscription, receiver);
     const struct tl_table_publication *publication = subscription->name->publication;
     if (value && tl_table_value_reserve(table, value, &receiver->id, subscription)) {
         tl_table_value_offer(value, ret_offer);
@@ -286,14 +304,16 @@ static struct tl_receiver *first_waiter(struct tl_list *link)
 }
 
 /* Returns the request that gets the value; NULL: none waits for it. */
-static struct tl_receiver *find_waiter(const struct tl_table_value *value)
+static struct tl_receiver *find_waiter(struct tl_rendezvous *table, const struct tl_table_value *value)
 {
     const struct tl_table_subscribed *subscribed = value->name->subscribed;
     if (subscribed == NULL) return NULL;
     TL_LIST_FOREACH(&subscribed->subscriptions, link)
     {
         struct tl_receiver *receiver = first_waiter(link);
-        if (may_have(receiver->wait.subscription, &receiver->id, receiver->wait.step, value)) return receiver;
+        if (may_have(receiver->wait.subscription, receiver->wait.step, value) ||
+            tl_table_value_find_given_back(table, &receiver->id) == value)
+            return receiver;
     }
     return NULL;
 }
@@ -303,7 +323,7 @@ void tl_table_subscriptions_offer_value(struct tl_rendezvous *table, struct tl_t
 {
     const struct tl_table_subscribed *subscribed = value->name->subscribed;
     struct tl_receiver *receiver;
-    while (!value->is_reserved && (receiver = find_waiter(value)) != NULL) {
+    while (!value->is_reserved && (receiver = find_waiter(table, value)) != NULL) {
         struct tl_offer offer;
         if (!tl_table_value_reserve(table, value, &receiver->id, receiver->wait.subscription)) {
             tl_table_waiter_conclude(table, receiver, &no_memory, NULL, deferred_calls);

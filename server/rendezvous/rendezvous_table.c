@@ -295,9 +295,26 @@ struct tl_table_value *tl_table_value_find(struct tl_rendezvous *table, const st
     return value;
 }
 
+struct tl_table_value *tl_table_value_find_given_back(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    struct tl_table_value *value;
+    if (table->given_back == NULL) return NULL;
+    unsigned hash = hash_of(table, id, sizeof(*id));
+    HASH_FIND_BYHASHVALUE(hh, table->given_back, id, sizeof(*id), hash, value);
+    return value;
+}
+
+static void forget_given_back(struct tl_rendezvous *table, struct tl_table_value *value)
+{
+    if (value->is_reserved || value->hh.tbl == NULL) return;
+    HASH_DELETE(hh, table->given_back, value);
+    value->hh.tbl = NULL;
+}
+
 bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_request_id *id,
                             struct tl_table_subscription *subscription)
 {
+    forget_given_back(table, value);
     value->id = *id;
     value->holder_count = 0;
     unsigned hash = hash_of(table, &value->id, sizeof(value->id));
@@ -310,7 +327,8 @@ bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *
     return true;
 }
 
-void tl_table_value_unreserve(struct tl_rendezvous *table, struct tl_table_value *value)
+/* Ends the reservation of a value, if there is one. */
+static void unreserve(struct tl_rendezvous *table, struct tl_table_value *value)
 {
     if (!value->is_reserved) return;
     TL_LIST_FOREACH(&table->releases, link)
@@ -320,9 +338,22 @@ void tl_table_value_unreserve(struct tl_rendezvous *table, struct tl_table_value
     }
     HASH_DELETE(hh, table->reservations, value);
     tl_list_remove(&value->orphan_link);
+    value->hh.tbl = NULL;
     value->is_reserved = false;
     if (value->subscription != NULL) tl_table_subscription_put(table, value->subscription);
     value->subscription = NULL;
+}
+
+void tl_table_value_give_back(struct tl_rendezvous *table, struct tl_table_value *value)
+{
+    struct tl_table_value *earlier = tl_table_value_find_given_back(table, &value->id);
+    bool was_subscribed = value->subscription != NULL;
+    unreserve(table, value);
+    value->was_given_back = true;
+    if (!was_subscribed) return;
+    if (earlier != NULL) forget_given_back(table, earlier);
+    unsigned hash = hash_of(table, &value->id, sizeof(value->id));
+    HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->given_back, &value->id, sizeof(value->id), hash, value);
 }
 
 void tl_table_value_orphan(struct tl_rendezvous *table, struct tl_table_value *value, int64_t deadline_ns)
@@ -353,12 +384,14 @@ void tl_table_value_offer(struct tl_table_value *value, struct tl_offer *ret_off
     *ret_offer = (struct tl_offer){.tensor = tl_tensor_get(value->tensor),
                                    .step = value->step->step,
                                    .publication = value->publication,
-                                   .is_one_shot = true};
+                                   .is_one_shot = true,
+                                   .was_given_back = value->was_given_back};
 }
 
 void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *value)
 {
-    tl_table_value_unreserve(table, value);
+    unreserve(table, value);
+    forget_given_back(table, value);
     tl_table_value_detach(table, value);
     tl_list_remove(&value->offered_link);
     tl_list_remove(&value->step_link);

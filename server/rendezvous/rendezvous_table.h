@@ -10,9 +10,10 @@
  *        |                     |
  *      step (number) ----------+--- mark            all values and waiters of a step; the status it was aborted with
  *
- * A waiter is a struct tl_receiver (rendezvous.h), in which the table keeps where it waits. Two more indexes by request
- * id lead to the value that is reserved for it and to the waiter that has it. Names, places and steps are counted: they
- * exist as long as something uses them. Hashes are seeded, because keys, steps and ids come from peers.
+ * A waiter is a struct tl_receiver (rendezvous.h), in which the table keeps where it waits. Three more indexes by
+ * request id lead to the value that is reserved for it, to the value that it has given back and to the waiter that has
+ * it. Names, places and steps are counted: they exist as long as something uses them. Hashes are seeded, because keys,
+ * steps and ids come from peers.
  *
  *      subscription (incarnation, number)            its waiters have no place and no step; in the list of its name
  *                                                    while it has some
@@ -89,9 +90,10 @@ struct tl_table_value {
     struct tl_table_step *step;
     struct tl_list step_link;
     bool is_reserved;
+    bool was_given_back;         /* it was reserved before */
     struct tl_request_id id;     /* the request that it is reserved for */
     uint64_t holder_count;       /* how many receivers with that id have been given it and have not broken off */
-    UT_hash_handle hh;           /* in tl_rendezvous.reservations, by id, while reserved */
+    UT_hash_handle hh;           /* by id: in tl_rendezvous.reservations while reserved, then in given_back */
     struct tl_list orphan_link;  /* in tl_rendezvous.orphans while its receiver has broken off */
     int64_t deadline_ns;         /* until when the receiver may come back */
     struct tl_list offered_link; /* in name->subscribed->offered */
@@ -110,6 +112,7 @@ struct tl_table_subscription {
                                      tl_rendezvous.unused_subscriptions */
     size_t use_count;             /* waiters, and values that are reserved for it */
     uint64_t from_step;           /* sent values of lower steps are not given: it has refused one before this step */
+    bool has_refused_last;        /* no step is behind the one that it has refused */
     uint64_t publication;         /* the published value that was given last; 0: none */
     uint64_t publication_request; /* number of the request that it was given to */
     bool is_given_up;             /* it is forgotten once it is unused */
@@ -144,7 +147,9 @@ struct tl_rendezvous {
     struct tl_table_step *steps;
     struct tl_table_step *latest_step; /* that was found last, as most are looked up many times in a row; NULL: none */
     struct tl_table_value *reservations;
-    struct tl_hash_table waiters; /* struct tl_receiver */
+    struct tl_table_value *given_back; /* what each request of a subscription gave back last; offered */
+    uint64_t value_visits;             /* how many offered values were looked at for requests of subscriptions */
+    struct tl_hash_table waiters;      /* struct tl_receiver */
     struct tl_list publications;
     struct tl_list walks;    /* struct tl_table_walk, over publications */
     struct tl_list releases; /* struct tl_table_release, which have come to the values */
@@ -204,8 +209,11 @@ struct tl_table_value *tl_table_value_find(struct tl_rendezvous *table, const st
 /* Reserves the value for a request, which may be one of a subscription. False: no memory. */
 bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_request_id *id,
                             struct tl_table_subscription *subscription) TL_MUST_USE;
-/* Ends the reservation of a value, if there is one. */
-void tl_table_value_unreserve(struct tl_rendezvous *table, struct tl_table_value *value);
+/* Ends the reservation of a value whose request does not take it. */
+void tl_table_value_give_back(struct tl_rendezvous *table, struct tl_table_value *value);
+/* Returns the value that a request of a subscription has given back last, unless that was reserved since; NULL: there
+ * is none, or there was no memory to remember it. */
+struct tl_table_value *tl_table_value_find_given_back(struct tl_rendezvous *table, const struct tl_request_id *id);
 /* Notes that a receiver of the reserved value has broken off; the last of them starts the deadline. */
 void tl_table_value_orphan(struct tl_rendezvous *table, struct tl_table_value *value, int64_t deadline_ns);
 /* Frees the place for another value, if it holds this one. */

@@ -467,23 +467,16 @@ static void answer_came(struct tl_closure *closure)
     tl_error_drop(status);
 }
 
-/* Whether the value may be offered to the next receiver. Each of many would have that call nested in its own, so that
- * it is done later. */
-static bool may_go_back(const struct tl_op *op, const struct tl_offer *offer)
-{
-    if (offer == NULL || !offer->is_one_shot) return false;
-    return tl_part_is_name(op_key(op)) ||
-           (op->tensor != NULL &&
-            !tl_meta_data_is_equal(tl_tensor_meta_data(op->tensor), tl_tensor_meta_data(offer->tensor)));
-}
-
 /* Thread: the loop's owner, or the reactor's. */
 static void self_deliver(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer)
 {
     struct tl_op *op = TL_CONTAINER_OF(receiver, struct op_receive_rare, receiver)->op;
     const struct tl_executor *executor = &op_worker(op)->executor;
+    bool was_given_back = offer != NULL && offer->was_given_back;
     if (offer != NULL) op->receive.rare->offer = *offer;
-    if (tl_executor_is_here(executor) && !may_go_back(op, offer)) {
+    /* The receiver before this one may be giving it back right now. Each of many would have that call nested in its
+     * own, so that the answer comes later. */
+    if (tl_executor_is_here(executor) && !was_given_back) {
         self_answered(op, status);
         return;
     }

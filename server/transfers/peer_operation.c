@@ -52,6 +52,7 @@ struct tl_peer_op {
     struct tl_call_wait wait;
     struct tl_peer_call *call; /* RUNNING, ENDING */
     struct tl_walk *walk;      /* LOOKING */
+    size_t sorted_count;       /* LOOKING: what sort_found has done: entries that were taken, and then put in order */
     struct tl_timer deadline_timer;
     struct tl_timer retry_timer;
     int64_t submitted_ns;
@@ -163,24 +164,37 @@ static void drop_walk(struct tl_peer_op *op)
     tl_list_remove(&op->closure.link);
 }
 
+/* Puts what the walk has found into the order of the keys. Returns false when there is more to do after others had the
+ * loop. */
+static bool sort_found(struct tl_peer_op *op)
+{
+    struct tl_listing *found = &op->walk->listing;
+    size_t count = found->count;
+    int64_t end_ns = tl_clock_now_ns() + TL_WALK_STEP_NS;
+    for (; op->sorted_count < count; op->sorted_count++) {
+        if (tl_clock_now_ns() >= end_ns) return false;
+        (void)tl_listing_take(found, count - op->sorted_count);
+    }
+    /* They were taken from the smallest on, each to the end of those that were left. */
+    for (; op->sorted_count < count + count / 2; op->sorted_count++) {
+        size_t i = op->sorted_count - count;
+        if (tl_clock_now_ns() >= end_ns) return false;
+        struct tl_listed item = found->items[i];
+        found->items[i] = found->items[count - 1 - i];
+        found->items[count - 1 - i] = item;
+    }
+    return true;
+}
+
 /* Takes what the walk has found. */
 static enum tl_status take_found(struct tl_peer_op *op, struct tl_error *ret_error)
 {
-    struct tl_listing *found = &op->walk->listing;
     op->removed_count = op->walk->withdrawn_count;
     if (op->kind == TL_OP_REMOVE) return TL_OK;
     op->listing = calloc(1, sizeof(*op->listing));
     if (op->listing == NULL) return tl_error_copy(ret_error, &out_of_memory);
-    for (size_t left = found->count; left > 0; left--)
-        (void)tl_listing_take(found, left);
-    /* They were taken from the smallest on, each to the end of those that were left. */
-    for (size_t i = 0; i < found->count / 2; i++) {
-        struct tl_listed item = found->items[i];
-        found->items[i] = found->items[found->count - 1 - i];
-        found->items[found->count - 1 - i] = item;
-    }
-    *op->listing = *found;
-    *found = (struct tl_listing){0};
+    *op->listing = op->walk->listing;
+    op->walk->listing = (struct tl_listing){0};
     return TL_OK;
 }
 
@@ -190,8 +204,9 @@ static void look(struct tl_closure *closure)
 {
     struct tl_peer_op *op = TL_CONTAINER_OF(closure, struct tl_peer_op, closure);
     struct tl_error error = {.code = TL_OK};
-    enum tl_status status = tl_walk_step(op->worker, op->walk, &error);
-    if (status == TL_OK && !op->walk->is_complete) {
+    enum tl_status status = TL_OK;
+    if (!op->walk->is_complete) status = tl_walk_step(op->worker, op->walk, &error);
+    if (status == TL_OK && !(op->walk->is_complete && sort_found(op))) {
         tl_loop_defer(op->worker->loop, &op->closure);
         return;
     }

@@ -185,21 +185,15 @@ static void answer_came(struct tl_closure *closure)
     tl_spares_put(&served->serving->spares, served);
 }
 
-/* Whether the value may be offered to the next receiver. Each of many would have that call nested in its own, so that
- * it is done later. */
-static bool may_go_back(const struct served *served, const struct tl_offer *offer)
-{
-    return offer->tensor != NULL && offer->is_one_shot &&
-           (tl_part_is_name(served->serve->key) || (!served->serve->takes_devices && is_on_device(offer->tensor)));
-}
-
 static void deliver(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer)
 {
     struct served *served = TL_CONTAINER_OF(receiver, struct served, receiver);
     const struct tl_executor *executor = served->serving->executor;
     struct tl_offer given = {.tensor = NULL};
     if (status->code == TL_OK) given = *offer;
-    if (tl_executor_is_here(executor) && !may_go_back(served, &given)) {
+    /* The receiver before this one may be giving it back right now. Each of many would have that call nested in its
+     * own, so that the answer comes later. */
+    if (tl_executor_is_here(executor) && !given.was_given_back) {
         answer(served, status, &given);
         return;
     }

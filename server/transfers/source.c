@@ -14,7 +14,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "server/peers/permissions.h"
 #include "server/peers/prober.h"
 #include "server/peers/admission.h"
@@ -26,9 +25,7 @@
 static void expire_now(struct tl_worker *worker)
 {
     int64_t next_ns = tl_rendezvous_expire(worker->table, tl_clock_now_ns(), tl_loop_quota(worker->loop));
-    if (tl_timers_arm(tl_loop_timers(worker->loop), &worker->sources.expire_timer, next_ns) != TL_OK) {
-        TL_LOG_AT_ERROR("no memory to free reservations in time");
-    }
+    tl_timers_arm_reserved(tl_loop_timers(worker->loop), &worker->sources.expire_timer, next_ns);
 }
 
 static void expire_timer_fired(struct tl_timer *timer)

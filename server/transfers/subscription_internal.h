@@ -81,6 +81,7 @@ struct tl_subscription {
     struct tl_list *retried;         /* in `open`: from here on broken slots ask again; the list's head: none do */
     size_t busy_count;               /* slots that are not FREE */
     struct tl_closure round_closure; /* takes it to the loop, and then does what was left over */
+    unsigned own_answer_count;       /* answers of the table of this worker that are on their way; atomic */
     bool is_deferred;                /* round_closure waits until others had their turn */
     size_t ended_count;              /* slots that were ended, while it is_ending */
     struct tl_timer retry_timer;

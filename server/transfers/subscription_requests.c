@@ -192,6 +192,7 @@ static void own_answer_came(struct tl_closure *closure)
     struct slot *slot = TL_CONTAINER_OF(closure, struct slot, own.closure);
     const struct tl_error *status = slot->own.status;
     slot->own.status = NULL;
+    __atomic_fetch_sub(&slot->subscription->own_answer_count, 1, __ATOMIC_RELAXED);
     own_answered(slot, tl_error_kept(status));
     tl_error_drop(status);
 }
@@ -200,16 +201,19 @@ static void own_answer_came(struct tl_closure *closure)
 static void own_deliver(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer)
 {
     struct slot *slot = TL_CONTAINER_OF(receiver, struct slot, own.receiver);
-    const struct tl_executor *executor = &slot->subscription->worker->executor;
+    struct tl_subscription *subscription = slot->subscription;
+    const struct tl_executor *executor = &subscription->worker->executor;
     bool is_one_shot = offer != NULL && offer->is_one_shot;
+    bool is_next = __atomic_load_n(&subscription->own_answer_count, __ATOMIC_RELAXED) == 0;
     if (offer != NULL) slot->own.offer = *offer;
     /* A value that is refused is offered to the next receiver at once: each of many would have that call nested in its
-     * own. */
-    if (tl_executor_is_here(executor) && !is_one_shot) {
+     * own. Answers keep their order. */
+    if (tl_executor_is_here(executor) && !is_one_shot && is_next) {
         own_answered(slot, status);
         return;
     }
     slot->own.status = tl_error_keep(status);
+    __atomic_fetch_add(&subscription->own_answer_count, 1, __ATOMIC_RELAXED);
     executor->post(executor, &slot->own.closure);
 }
 

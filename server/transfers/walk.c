@@ -4,13 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/glob.h"
 #include "control/listing.h"
 #include "server/worker_internal.h"
 
-#define STEP_NS (2 * TL_NS_PER_MS)
 #define PAGE_ENTRIES 16
 #define FIRST_CAPACITY 64
 /* The clock is read once per this many entries that are freed. */
@@ -120,7 +118,7 @@ enum tl_status tl_walk_step(void *context, struct tl_walk *base, struct tl_error
 {
     struct tl_worker *worker = context;
     struct walk *walk = TL_CONTAINER_OF(base, struct walk, base);
-    int64_t end_ns = tl_clock_now_ns() + STEP_NS;
+    int64_t end_ns = tl_clock_now_ns() + TL_WALK_STEP_NS;
     do {
         if (walk->page_used == walk->page_count) {
             walk->page_used = 0;
@@ -150,7 +148,7 @@ static void free_walk(struct walk *walk)
 static void free_ended(struct tl_closure *closure)
 {
     struct tl_worker *worker = TL_CONTAINER_OF(closure, struct tl_worker, sources.ended_walks_closure);
-    int64_t end_ns = tl_clock_now_ns() + STEP_NS;
+    int64_t end_ns = tl_clock_now_ns() + TL_WALK_STEP_NS;
     while (!tl_list_is_empty(&worker->sources.ended_walks) && tl_clock_now_ns() < end_ns) {
         struct walk *walk = TL_CONTAINER_OF(worker->sources.ended_walks.next, struct walk, place);
         for (size_t i = 0; i < FREE_BATCH && walk->base.listing.count > 0; i++)

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What a worker does at a peer: tl_put, tl_list, tl_stat, tl_remove. */
 #include <check.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
+#include "control/listing.h"
+#include "control/loop.h"
 #include "fakes/certificates.h"
 #include "fakes/cluster.h"
 #include "fakes/proxy.h"
@@ -18,6 +22,36 @@ static struct tl_worker *asker, *owner;
 static tl_peer_id peer;
 static struct tl_cq *cq;
 static struct tl_error error;
+
+/* Each entry that is taken from a listing seems to take a millisecond. */
+static atomic_int taken_count;
+static atomic_int taken_in_round, most_in_round;
+
+int64_t __real_tl_clock_now_ns(void);
+int64_t __wrap_tl_clock_now_ns(void);
+const struct tl_listed *__real_tl_listing_take(struct tl_listing *listing, size_t left_count);
+const struct tl_listed *__wrap_tl_listing_take(struct tl_listing *listing, size_t left_count);
+void __real_tl_loop_defer(struct tl_loop *loop, struct tl_closure *closure);
+void __wrap_tl_loop_defer(struct tl_loop *loop, struct tl_closure *closure);
+
+int64_t __wrap_tl_clock_now_ns(void)
+{
+    return __real_tl_clock_now_ns() + atomic_load(&taken_count) * TL_NS_PER_MS;
+}
+
+const struct tl_listed *__wrap_tl_listing_take(struct tl_listing *listing, size_t left_count)
+{
+    int count = atomic_fetch_add(&taken_in_round, 1) + 1;
+    if (count > atomic_load(&most_in_round)) atomic_store(&most_in_round, count);
+    atomic_fetch_add(&taken_count, 1);
+    return __real_tl_listing_take(listing, left_count);
+}
+
+void __wrap_tl_loop_defer(struct tl_loop *loop, struct tl_closure *closure)
+{
+    atomic_store(&taken_in_round, 0);
+    __real_tl_loop_defer(loop, closure);
+}
 
 static void setup(void)
 {
@@ -164,6 +198,33 @@ START_TEST(all_at_the_worker_itself)
     asker = owner;
     peer = cluster_peer(owner, 0);
     everything();
+    cluster_close_all(&cluster);
+}
+END_TEST
+
+/* Others get the loop while a worker sorts what it has listed of itself. */
+START_TEST(many_at_the_worker_itself)
+{
+    enum { COUNT = 500 };
+    char key[32];
+    cluster_init(&cluster, 1, NULL);
+    asker = cluster_open(&cluster, 0);
+    peer = cluster_peer(asker, 0);
+    struct tl_tensor *tensor = cluster_tensor(BYTES, 1);
+    for (unsigned i = 0; i < COUNT; i++) {
+        snprintf(key, sizeof(key), "%03u", i * 7 % COUNT);
+        cluster_publish(asker, key, i * 7 % COUNT, tensor);
+    }
+    tl_tensor_put(tensor);
+    struct tl_listing *listing = list("");
+    ck_assert_uint_eq(tl_listing_count(listing), COUNT);
+    for (unsigned i = 0; i < COUNT; i++) {
+        snprintf(key, sizeof(key), "%03u", i);
+        expect_listed(listing, i, key, i);
+    }
+    tl_listing_destroy(listing);
+    ck_assert_int_eq(atomic_load(&taken_count), COUNT);
+    ck_assert_int_le(atomic_load(&most_in_round), 2);
     cluster_close_all(&cluster);
 }
 END_TEST
@@ -492,6 +553,7 @@ int main(void)
     tcase_add_loop_test(tcase, all_at_a_peer, 0, 2);
     tcase_add_test(tcase, all_at_a_peer_that_has_called_first);
     tcase_add_test(tcase, all_at_the_worker_itself);
+    tcase_add_test(tcase, many_at_the_worker_itself);
     tcase_add_test(tcase, all_at_an_added_peer);
     tcase_add_test(tcase, wrong_calls_are_refused);
     tcase_add_test(tcase, roles_hold);

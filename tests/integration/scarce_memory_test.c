@@ -3,7 +3,9 @@
 #include <check.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/error.h"
 #include "control/link_serves.h"
 #include "fakes/cluster.h"
 #include "fakes/run_suite.h"
@@ -36,7 +38,7 @@ enum tl_status __wrap_tl_borrow_create(struct tl_worker *worker, struct tl_tenso
     int left = atomic_load(&failing_borrows);
     if (left > 0) {
         atomic_store(&failing_borrows, left - 1);
-        return TL_RESOURCE_EXHAUSTED;
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory");
     }
     return __real_tl_borrow_create(worker, base, returned, context, ret_borrow, ret_tensor, ret_error);
 }
@@ -183,6 +185,49 @@ START_TEST(a_value_that_no_buffer_fits)
 }
 END_TEST
 
+static struct tl_tensor *string(const char *text)
+{
+    const uint64_t dims[] = {1};
+    const struct tl_string value = {.data = (char *)text, .len_bytes = strlen(text)};
+    struct tl_tensor *tensor;
+    ck_assert_int_eq(tl_tensor_create_strings(1, dims, &value, &tensor, NULL), TL_OK);
+    return tensor;
+}
+
+/* Each of many receives of the worker itself gives the value back, which then is there for the next one: there is no
+ * memory to lend it, or it does not fit the destination. */
+START_TEST(a_value_that_many_receives_give_back)
+{
+    enum { COUNT = 20000 };
+    bool is_lent = _i == 0;
+    struct cluster cluster;
+    struct tl_error error;
+    cluster_init(&cluster, 1, "\"limits\": {\"waiting\": 20000}");
+    cluster_open_all(&cluster);
+    struct tl_worker *worker = cluster.workers[0];
+    struct tl_cq *cq = cluster_cq(), *sent = cluster_cq();
+    struct tl_tensor *tensor = string("sent"), *destination = string("old");
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = is_lent ? NULL : destination};
+    for (unsigned i = 0; i < COUNT; i++)
+        ck_assert_int_eq(
+            tl_recv(worker, cluster_peer(worker, 0), "k", 1, &options, CLUSTER_LONG, cq, NULL, NULL, &error), TL_OK);
+    CLUSTER_UNTIL(cluster_stats(worker).waiting_receivers == COUNT);
+    atomic_store(&failing_borrows, is_lent ? COUNT : 0);
+    cluster_send(worker, "k", 1, tensor, sent);
+    for (unsigned i = 0; i < COUNT; i++)
+        cluster_expect(cq, is_lent ? TL_RESOURCE_EXHAUSTED : TL_FAILED_PRECONDITION);
+    struct tl_tensor *received = cluster_recv_wait(worker, 0, "k", 1);
+    ck_assert_int_eq(tl_tensor_dtype(received), TL_STRING);
+    tl_tensor_put(received);
+    cluster_expect(sent, TL_OK);
+    tl_tensor_put(tensor);
+    tl_tensor_put(destination);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(cq);
+    tl_cq_destroy(sent);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("scarce_memory");
@@ -191,6 +236,7 @@ int main(void)
     tcase_add_test(subscription, a_value_that_could_not_be_lent_comes_later);
     tcase_add_test(subscription, a_value_that_cannot_be_lent_comes_at_the_end);
     tcase_add_test(stack, a_value_that_no_buffer_fits);
+    tcase_add_loop_test(stack, a_value_that_many_receives_give_back, 0, 2);
     tcase_set_timeout(link, 60);
     tcase_set_timeout(subscription, 60);
     tcase_set_timeout(stack, 60);

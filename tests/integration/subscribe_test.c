@@ -518,6 +518,29 @@ START_TEST(of_itself)
 }
 END_TEST
 
+/* What was sent and then published comes in this order, although both came before the loop has passed one on. */
+START_TEST(of_itself_in_order)
+{
+    cluster_init(&cluster, 2, NULL);
+    cluster.progress = TL_PROGRESS_CALLER;
+    cluster_open_all(&cluster);
+    cq = cluster_cq();
+    sent = cluster_cq();
+    subscribe_to(1, 0, NULL, 3);
+    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).waiting_receivers == 3);
+    struct tl_tensor *tensor = cluster_tensor(BYTES, 1);
+    cluster_send(cluster.workers[1], "w", 1, tensor, sent);
+    cluster_publish(cluster.workers[1], "w", 2, tensor);
+    tl_tensor_put(tensor);
+    for (uint64_t step = 1; step <= 2; step++) {
+        struct tl_completion completion = cluster_next(cq);
+        ck_assert_uint_eq(completion.step, step);
+        tl_tensor_put(completion.tensor);
+    }
+    teardown();
+}
+END_TEST
+
 START_TEST(wrong_calls)
 {
     struct tl_worker *worker = cluster.workers[1];
@@ -570,5 +593,8 @@ int main(void)
     Suite *suite = suite_create("subscribe");
     add(suite, "grpc", setup_grpc);
     add(suite, "local", setup_auto);
+    TCase *own = tcase_create("own");
+    tcase_add_test(own, of_itself_in_order);
+    suite_add_tcase(suite, own);
     return run_suite(suite);
 }

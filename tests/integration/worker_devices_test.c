@@ -672,6 +672,33 @@ START_TEST(lost_device)
 }
 END_TEST
 
+/* A value that the owner cannot read is an error of its own, after which the subscription goes on. */
+START_TEST(lost_device_of_a_subscription)
+{
+    const struct tl_subscribe_options options = {.size_bytes = sizeof(options), .count = 2};
+    struct tl_error error;
+    struct tl_tensor *lost = ready_on(gpu0, 1000), *other = ready_on(host, 1000);
+    fill(other, 6);
+    ck_assert_int_eq(tl_subscribe(cluster.workers[1], cluster_peer(cluster.workers[1], 0), "w", &options, recv_cq, NULL,
+                                  NULL, &error),
+                     TL_OK);
+    cuda->break_device(0, 700);
+    cluster_send(cluster.workers[0], "w", 1, lost, send_cq);
+    struct tl_completion completion = cluster_next(recv_cq);
+    ck_assert(!completion.is_last);
+    ck_assert_int_eq(completion.status.code, TL_FAILED_PRECONDITION);
+    ck_assert_msg(strstr(completion.status.message, "gpu:0 is lost") != NULL, "%s", completion.status.message);
+    cluster_send(cluster.workers[0], "w", 2, other, send_cq);
+    completion = cluster_next(recv_cq);
+    ck_assert_msg(completion.status.code == TL_OK, "%s", completion.status.message);
+    ck_assert_uint_eq(completion.step, 2);
+    ck_assert(is_filled(completion.tensor, 6));
+    tl_tensor_put(completion.tensor);
+    tl_tensor_put(lost);
+    tl_tensor_put(other);
+}
+END_TEST
+
 int main(void)
 {
     TCase *whole = tcase_create("whole");
@@ -692,6 +719,7 @@ int main(void)
     tcase_add_test(whole, closed_while_others_wait_for_the_value);
     tcase_add_test(whole, blocks_are_not_kept_by_a_slow_peer);
     tcase_add_loop_test(whole, lost_device, 0, 2);
+    tcase_add_test(whole, lost_device_of_a_subscription);
     TCase *local = tcase_create("shared memory");
     tcase_add_checked_fixture(local, setup_local, teardown);
     tcase_add_loop_test(local, all_bytes_arrive, 0, 9);
@@ -699,6 +727,7 @@ int main(void)
     tcase_add_test(local, without_bytes);
     tcase_add_test(local, many_at_once);
     tcase_add_test(local, streams_come_first);
+    tcase_add_test(local, lost_device_of_a_subscription);
     tcase_add_test(local, through_a_pinned_pool);
     tcase_add_test(local, closed_in_a_copy_into_the_pool);
     TCase *small = tcase_create("small chunks");

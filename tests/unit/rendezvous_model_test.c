@@ -322,7 +322,13 @@ static void model_offer(struct operation *value)
 
 static void model_release(struct operation *value)
 {
+    bool was_subscribed = value->subscription > 0;
     model_unreserve(value);
+    for (int i = 0; i < operation_count; i++) { /* a request of a subscription may have again what it had last */
+        struct operation *o = &operations[i];
+        if ((o == value) != was_subscribed && !o->is_reserved && is_same_id(o->reserved_for, value->reserved_for))
+            o->reserved_for = (struct tl_request_id){0};
+    }
     value->deadline_ns = -1;
     if (value->is_ended) {
         expect(value, TL_CANCELLED, -1, false);

@@ -8,7 +8,7 @@
 #include "fakes/fake_clock.h"
 #include "fakes/run_suite.h"
 #include "fakes/whole_steps.h"
-#include "server/rendezvous/rendezvous.h"
+#include "server/rendezvous/rendezvous_table.h"
 
 enum { WAITING_LIMIT = 16, ASKER = 77, OTHER = 88 };
 #define REMEMBERED_NS (30 * TL_NS_PER_SEC)
@@ -189,13 +189,49 @@ START_TEST(refused)
 }
 END_TEST
 
+/* There is no step behind the last one. */
+START_TEST(refused_of_the_last_step)
+{
+    struct receiver *a = ask(1, 0), *b = ask(1, 0);
+    senders[0].base.over = on_over;
+    ck_assert_int_eq(tl_rendezvous_send(table, "key", UINT64_MAX, tensor, &senders[0].base, NULL), TL_OK);
+    check_given(a, UINT64_MAX);
+    tl_rendezvous_release(table, &a->base.id);
+    check_waits(b);
+    check_waits(ask(1, 0));
+    check_given(ask_as(ASKER, a->base.id.number, 1, "key", 0), UINT64_MAX);
+    tl_rendezvous_release(table, &a->base.id);
+    check_given(ask(2, 0), UINT64_MAX);
+}
+END_TEST
+
 /* A request that has given its value back may ask again for the same one, over another path. */
 START_TEST(given_back_and_asked_again)
 {
-    struct receiver *a = ask(1, 0);
+    struct receiver *a = ask(1, 1);
+    send(0);
     send(1);
+    send(2);
     tl_rendezvous_release(table, &a->base.id);
-    check_given(ask_as(ASKER, a->base.id.number, 1, "key", 0), 1);
+    a = ask_as(ASKER, a->base.id.number, 1, "key", 1);
+    check_given(a, 1);
+    tl_rendezvous_release(table, &a->base.id);
+    check_given(ask_as(OTHER, ++last_number, 0, "key", 1), 1);
+    check_given(ask_as(ASKER, a->base.id.number, 1, "key", 1), 2);
+}
+END_TEST
+
+/* However many values are there that the request does not want, few are looked at. */
+START_TEST(values_that_are_not_wanted)
+{
+    for (uint64_t step = 0; step < 60; step++)
+        send(step);
+    check_waits(ask(1, 60));
+    check_given(ask(2, 58), 58);
+    check_given(ask(2, 58), 59);
+    check_given(ask(3, 1), 1);
+    check_given(ask(3, 1), 2);
+    ck_assert_uint_le(table->value_visits, 8);
 }
 END_TEST
 
@@ -369,7 +405,9 @@ int main(void)
     tcase_add_test(sent, exact_receivers_come_first);
     tcase_add_test(sent, subscriptions_alternate);
     tcase_add_test(sent, refused);
+    tcase_add_test(sent, refused_of_the_last_step);
     tcase_add_test(sent, given_back_and_asked_again);
+    tcase_add_test(sent, values_that_are_not_wanted);
     tcase_add_test(sent, asked_again);
     tcase_add_test(sent, steps);
     tcase_add_test(published, newest_wins_and_none_twice);

@@ -170,6 +170,26 @@ START_TEST(no_memory)
 }
 END_TEST
 
+/* Other timers leave the place free that is kept for one. */
+START_TEST(a_place_is_kept)
+{
+    fault_arm(1);
+    ck_assert_int_eq(tl_timers_reserve(&timers), TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(tl_timers_reserve(&timers), TL_OK);
+    for (int i = 0; i < 15; i++)
+        arm(i, 100 + i);
+    for (int i = 0; i < 2; i++) {
+        fault_arm(1);
+        ck_assert_int_eq(tl_timers_arm(&timers, &alarms[15].timer, 5), TL_RESOURCE_EXHAUSTED);
+        tl_timers_arm_reserved(&timers, &alarms[16].timer, 1);
+        ck_assert_uint_eq(tl_timers_fire_due(&timers, 1, &(struct tl_quota){0}), 1);
+        ck_assert_int_eq(fired[i], 16);
+    }
+    tl_timers_arm_reserved(&timers, &alarms[16].timer, TL_TIME_NEVER);
+    ck_assert_int_eq(tl_timers_next_due_ns(&timers), 100);
+}
+END_TEST
+
 /* The model: due times by number, TL_TIME_NEVER when not armed. */
 START_TEST(as_a_searched_list)
 {
@@ -224,6 +244,7 @@ int main(void)
     tcase_add_test(tcase, armed_again_from_fire_does_not_loop);
     tcase_add_test(tcase, fini_disarms);
     tcase_add_test(tcase, no_memory);
+    tcase_add_test(tcase, a_place_is_kept);
     tcase_add_test(tcase, as_a_searched_list);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("so_many_in_one_call"); /* tests/defects runs it alone */
