@@ -78,6 +78,7 @@ static void begin_close(struct tl_link *link, const struct tl_error *reason)
         tl_stream_cancel(link->stream);
     } else if (reason->code == TL_OK || tl_stream_can_send(link->stream)) {
         tl_stream_finish(link->stream, reason);
+        link_stall_await_end(link);
     } else {
         /* The peer may never read the message that is in flight, and what is reserved for it would stay so. */
         tl_stream_abort(link->stream, reason);
@@ -131,7 +132,9 @@ void link_maybe_drained(struct tl_link *link)
     link->state = LINK_CLOSING;
     link->close_reason = (struct tl_error){.code = TL_OK};
     link->has_close_reason = true;
+    link->has_half_closed = true;
     tl_stream_half_close(link->stream);
+    link_stall_await_end(link);
 }
 
 /* --------------------------------------------------------------------------------------------------------- end -- */
@@ -207,7 +210,7 @@ static void link_ended(struct tl_link *link, const struct tl_error *stream_statu
     struct tl_error reason;
     close_status(link, stream_status, &reason);
     /* A call that ends in order has brought everything to the other side. That a status was sent proves nothing. */
-    link->is_in_order = link->is_ours ? stream_status->code == TL_OK : link->has_peer_ended;
+    link->is_in_order = link->is_ours ? stream_status->code == TL_OK : link->has_half_closed;
     link->close_reason = reason;
     stop(link);
     link->end_closure.run = end_open;
@@ -230,7 +233,7 @@ static void stream_half_closed(struct tl_stream *stream)
     struct tl_link *link = tl_stream_owner(stream);
     if (link->is_ours || link->state == LINK_CLOSING) return;
     struct tl_error reason = {.code = TL_OK};
-    link->has_peer_ended = true;
+    link->has_half_closed = true;
     begin_close(link, &reason);
 }
 
@@ -266,6 +269,8 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
     if (link->state != LINK_CLOSING) {
         link_receive_frame(link, message);
         link->answers.is_read_paused = link->landing_count > 0 || link_is_congested(link) || is_frame_open(link);
+    } else if (link->has_half_closed) {
+        link_receive_last(link, message);
     }
     if (link->state == LINK_ASKING && grpc_byte_buffer_length(message) > TL_MAX_FRAME_HEAD_BYTES) {
         link_protocol_error(link, "a hello of %zu bytes", grpc_byte_buffer_length(message));
@@ -303,6 +308,7 @@ void tl_links_ask_again(struct tl_control *control)
         struct tl_link *link = TL_CONTAINER_OF(place, struct tl_link, asking_link);
         grpc_byte_buffer *frame = link->held.frame;
         link->held.frame = NULL;
+        link->answers.is_read_paused = false;
         link->state = LINK_HANDSHAKE;
         stream_message(link->stream, frame);
     }

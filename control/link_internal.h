@@ -115,7 +115,7 @@ struct tl_link {
     struct tl_error close_reason; /* code TL_OK: none was given, the stream's status is the reason */
     bool has_close_reason;
     bool has_said_goodbye; /* opened by the peer: it was asked to end the stream */
-    bool has_peer_ended;   /* opened by the peer: it has half-closed, with nothing open */
+    bool has_half_closed;  /* the side that opened it has half-closed, with nothing open */
     bool is_in_order;      /* it has ended in order, so that the other side has everything */
 
     struct tl_closure end_closure; /* deferred: the end of a link without a stream, or a part of the end of any */
@@ -227,6 +227,9 @@ void link_stall_sent(struct tl_link *link, size_t chunk_count);
 /* A frame of the peer with so many chunks was handled. */
 void link_stall_progressed(struct tl_link *link, size_t chunk_count);
 void link_stall_fini(struct tl_link *link);
+/* Ends the stream of a link that is closing in order if the peer has not let it end after options.stalled_timeout_ns.
+ */
+void link_stall_await_end(struct tl_link *link);
 
 /* link_connections.c */
 /* Messages in one frame. */
@@ -269,6 +272,9 @@ void link_fetch_fail(struct link_fetch *entry, const struct tl_error *error);
 /* Verifies a fetch whose bytes are all in the destination, and ends it. */
 void link_fetch_complete(struct link_fetch *entry, bool has_checksum, uint64_t checksum);
 void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer);
+/* Takes from a frame that crosses our half-close what it says of requests of earlier connections: the peer takes it for
+ * told when the link ends in order. */
+void link_receive_last(struct tl_link *link, grpc_byte_buffer *buffer);
 /* The peer knows of the first count_received tensors that were acknowledged on this link. */
 void link_confirm(struct tl_link *link, uint64_t count_received);
 /* The link has ended: ends its fetches, as many as the loop's quota allows. Returns whether none is left. */

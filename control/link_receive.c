@@ -311,15 +311,19 @@ static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *
 /* ------------------------------------------------------------------------------------------------------ frames -- */
 
 /* All at once: what was received must not be lost with the link. */
-static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Frame *frame)
+static void handle_settled(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
-    link_window_reported(link, frame->taken_bytes);
-    if (link->state == LINK_CLOSING) return;
     for (size_t i = 0; i < frame->n_received; i++)
         link_serve_received(link, frame->received[i]);
     for (size_t i = 0; i < frame->n_cancels; i++)
         link_serve_cancel(link, frame->cancels[i]);
     tl_quota_use(tl_loop_quota(link->control->loop), (uint32_t)(frame->n_received + frame->n_cancels));
+}
+
+static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Frame *frame)
+{
+    link_window_reported(link, frame->taken_bytes);
+    if (link->state != LINK_CLOSING) handle_settled(link, frame);
 }
 
 /* Returns how many chunks there were. */
@@ -401,6 +405,18 @@ static void handle_frame(struct tl_link *link, const Tensorlane__V1__Frame *fram
     }
     if (frame->goodbye && tl_link_is_ours(link)) tl_link_drain(link);
     link_maybe_drained(link);
+}
+
+void link_receive_last(struct tl_link *link, grpc_byte_buffer *buffer)
+{
+    ProtobufCMessage *message;
+    struct tl_wire_data data;
+    if (tl_wire_read(&tensorlane__v1__frame__descriptor, buffer, link->control->arena, &message, &data, NULL) != TL_OK)
+        return;
+    const Tensorlane__V1__Frame *frame = (const Tensorlane__V1__Frame *)message;
+    link->control->stats.frames_received++;
+    if (!is_asked_one_way(link, frame)) handle_settled(link, frame);
+    tl_wire_data_fini(&data);
 }
 
 void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer)

@@ -10,7 +10,8 @@
  * full could otherwise keep its tensors by asking for something else now and then. On a link that we have opened it
  * also counts when the peer answers us: it may read nothing while many of its answers wait (link_unsent.c).
  *
- * A timer looks several times in this period, so that sending reads no clock.
+ * A timer looks several times in this period, so that sending reads no clock. A link that closes in order has the same
+ * time to end: a peer that takes nothing could half-close a link that it has opened, or leave one of ours open.
  */
 #include "base/clock.h"
 #include "base/error.h"
@@ -51,10 +52,21 @@ static void arm(struct tl_link *link, int64_t after_ns)
     tl_link_close(link, &reason);
 }
 
+/* Ends a link that closes in order, which the peer has not taken to its end. */
+static void cut_off(struct tl_link *link)
+{
+    link->has_half_closed = false;
+    tl_stream_cancel(link->stream);
+}
+
 static void look(struct tl_timer *timer)
 {
     struct tl_link *link = TL_CONTAINER_OF(timer, struct tl_link, stall.timer);
     int64_t limit_ns = link->control->options.stalled_timeout_ns;
+    if (link->state == LINK_CLOSING) {
+        cut_off(link);
+        return;
+    }
     if ((link->state != LINK_UP && link->state != LINK_DRAINING) || !has_unsent(link)) return;
     if (link->stall.has_progressed) link->stall.since_ns = tl_clock_now_ns();
     link->stall.has_progressed = false;
@@ -91,6 +103,14 @@ void link_stall_sent(struct tl_link *link, size_t chunk_count)
 void link_stall_progressed(struct tl_link *link, size_t chunk_count)
 {
     if (link->is_ours && (chunk_count > 0 || link->answers.unsent_count == 0)) link->stall.has_progressed = true;
+}
+
+void link_stall_await_end(struct tl_link *link)
+{
+    struct tl_timers *timers = tl_loop_timers(link->control->loop);
+    int64_t limit_ns = link->control->options.stalled_timeout_ns;
+    int64_t due_ns = limit_ns != TL_TIME_NEVER ? tl_clock_deadline_ns(limit_ns) : TL_TIME_NEVER;
+    if (tl_timers_arm(timers, &link->stall.timer, due_ns) != TL_OK) cut_off(link);
 }
 
 void link_stall_fini(struct tl_link *link)

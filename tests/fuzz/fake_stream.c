@@ -377,6 +377,11 @@ bool fake_stream_is_reading(unsigned slot)
     return streams[slot] != NULL && streams[slot]->is_reading;
 }
 
+bool fake_stream_is_cancelled(unsigned slot)
+{
+    return streams[slot] != NULL && streams[slot]->is_cancelled;
+}
+
 bool fake_stream_is_sending(unsigned slot)
 {
     return streams[slot] != NULL && streams[slot]->sending != NULL;

@@ -39,6 +39,7 @@ const char *fake_stream_called(unsigned slot);
 bool fake_stream_is_client(unsigned slot);
 bool fake_stream_is_reading(unsigned slot);
 bool fake_stream_is_sending(unsigned slot);
+bool fake_stream_is_cancelled(unsigned slot);
 
 /* As tl_stream_report_sent_by_kernel has set it. */
 bool fake_stream_is_through(unsigned slot);

@@ -45,6 +45,7 @@ static struct tl_fetch *fetches; /* The array has 2 * ASKED elements. */
 static size_t done_count[2];
 static size_t serve_count;
 static size_t closed_count;
+static uint64_t received_number;   /* The request of an earlier connection that was acknowledged last. */
 static struct tl_error end_reason; /* Why the latest link was closed. */
 static size_t max_unsent[2];
 static enum tl_status expected_code; /* The status of fetches. */
@@ -125,8 +126,14 @@ static void on_done(struct tl_fetch *fetch, const struct tl_error *result)
 }
 
 static const struct tl_fetch_ops fetch_ops = {.place = on_place, .done = on_done};
+static void on_received(void *context, const struct tl_request_id *id)
+{
+    (void)context;
+    received_number = id->number;
+}
+
 static const struct tl_control_handlers handlers = {
-    .source = {.request = on_request, .closed = on_closed},
+    .source = {.request = on_request, .closed = on_closed, .received = on_received},
     .link_up = on_link_up,
 };
 
@@ -764,6 +771,61 @@ START_TEST(link_that_takes_nothing_ends)
 }
 END_TEST
 
+/* It half-closes besides, which lets a call end in order once all has been taken. */
+START_TEST(link_that_takes_nothing_and_half_closes_ends)
+{
+    offered = make_tensor(LARGE_BYTES);
+    shake_hands(0);
+    request_large(1);
+    ck_assert(fake_stream_half_close(0));
+    pass_seconds(58);
+    ck_assert(!fake_stream_end(0));
+    pass_seconds(3);
+    ck_assert(fake_stream_end(0));
+    run_loop();
+    ck_assert_ptr_null(links[ACCEPTED]);
+    ck_assert_uint_eq(closed_count, LARGE_COUNT);
+}
+END_TEST
+
+/* The peer of a link of ours that has half-closed does not end it. */
+START_TEST(half_closed_link_that_is_left_open_ends)
+{
+    offered = make_tensor(SMALL_BYTES);
+    connect_to_itself();
+    tl_link_drain(links[OPENED]);
+    run_loop();
+    pass_seconds(58);
+    ck_assert(links[OPENED] != NULL && !fake_stream_is_cancelled(OPENED));
+    pass_seconds(3);
+    ck_assert(fake_stream_is_cancelled(OPENED) && fake_stream_end(OPENED));
+    run_loop();
+    ck_assert_ptr_null(links[OPENED]);
+}
+END_TEST
+
+/* An acknowledgement of a request of an earlier connection crosses the half-close of its owner. Its sender takes it for
+ * told. */
+START_TEST(acknowledgement_that_crosses_the_end)
+{
+    const uint64_t number = 4711;
+    offered = make_tensor(SMALL_BYTES);
+    connect_to_itself();
+    ck_assert(tl_link_acknowledge(links[ACCEPTED], &number, 1));
+    run_loop();
+    ck_assert_ptr_nonnull(carried[ACCEPTED]);
+    tl_link_drain(links[OPENED]);
+    run_loop();
+    ck_assert(carry(ACCEPTED));
+    ck_assert(fake_stream_half_close(ACCEPTED));
+    run_loop();
+    ck_assert(fake_stream_end(ACCEPTED));
+    run_loop();
+    ck_assert_ptr_null(links[ACCEPTED]);
+    ck_assert_uint_eq(received_number, number);
+}
+END_TEST
+
 /* The peer never opens its window of one byte again. It takes all other messages. */
 START_TEST(link_whose_window_stays_shut_ends)
 {
@@ -931,8 +993,14 @@ int main(void)
     tcase_set_timeout(stalled, 100);
     tcase_add_checked_fixture(stalled, setup, teardown);
     tcase_add_test(stalled, link_that_takes_nothing_ends);
+    tcase_add_test(stalled, link_that_takes_nothing_and_half_closes_ends);
+    tcase_add_test(stalled, half_closed_link_that_is_left_open_ends);
     tcase_add_test(stalled, link_whose_window_stays_shut_ends);
     tcase_add_test(stalled, link_that_takes_a_frame_now_and_then_stays);
     suite_add_tcase(suite, stalled);
+    TCase *crossing = tcase_create("acknowledgement_that_crosses_the_end"); /* a case of its own: tests/defects */
+    tcase_add_checked_fixture(crossing, setup, teardown);
+    tcase_add_test(crossing, acknowledgement_that_crosses_the_end);
+    suite_add_tcase(suite, crossing);
     return run_suite(suite);
 }
