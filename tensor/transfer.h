@@ -122,8 +122,9 @@ struct tl_fetch_ops {
      * with them. Thread: the transport's. */
     enum tl_status (*place)(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                             struct tl_tensor **ret_destination, struct tl_error *ret_error);
-    /* Returns the only meta-data that the caller's destination takes; NULL: any will do, as where this is NULL. */
+    /* Returns the only meta-data that `place` accepts; NULL: any will do, as where this is NULL. */
     const struct tl_meta_data *(*wanted)(const struct tl_fetch *fetch);
+    bool makes_memory; /* `place` makes new memory each time; else what is wanted fits memory of the program */
     /* Returns the number of the subscription that asks, within the incarnation; 0: none, as where this is NULL. */
     uint64_t (*subscription)(const struct tl_fetch *fetch);
     /* Called when the fetch is over, exactly once per start. TL_OK: all bytes are in the destination, checked as asked.

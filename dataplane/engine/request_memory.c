@@ -308,7 +308,7 @@ void request_wait_no_longer(struct request *request)
 static bool may_be_written_late(const struct request *request)
 {
     const struct tl_fetch *fetch = request->fetch;
-    bool is_of_program = fetch->ops->wanted != NULL && fetch->ops->wanted(fetch) != NULL;
+    bool is_of_program = !fetch->ops->makes_memory && fetch->ops->wanted != NULL && fetch->ops->wanted(fetch) != NULL;
     return is_of_program && request->conn->engine->provider->limits.is_processor_writing;
 }
 

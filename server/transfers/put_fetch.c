@@ -55,8 +55,8 @@ static void done(struct tl_fetch *request, const struct tl_error *result)
 }
 
 static const struct tl_request_ops request_ops = {
-    .on_loop = {.place = place, .wanted = wanted, .done = done},
-    .on_reactor = {.place = place, .wanted = wanted, .done = tl_session_fetch_done}};
+    .on_loop = {.place = place, .wanted = wanted, .makes_memory = true, .done = done},
+    .on_reactor = {.place = place, .wanted = wanted, .makes_memory = true, .done = tl_session_fetch_done}};
 
 /* Asks for the tensor, or lets the fetch wait. Errors: TL_UNAVAILABLE. */
 static enum tl_status ask(struct tl_put_fetch *fetch, struct tl_error *ret_error)

@@ -136,7 +136,7 @@ class Ends(unittest.TestCase):
                 "owner.publish('key', numpy.zeros(1000)); got = asker.recv_wait(peer, 'key')",
                 """
                 threading.Thread(target=lambda: asker.recv_wait(peer, "none", timeout=600), daemon=True).start()
-                threading.Thread(target=lambda: owner.send_wait("none", b"", timeout=600), daemon=True).start()
+                threading.Thread(target=lambda: owner.send_wait("other", b"", timeout=600), daemon=True).start()
                 while not asker.counters()["open_operations"]: time.sleep(0.01)
                 """,
                 """
