@@ -370,7 +370,7 @@ START_TEST(copy_that_outlives_its_connection)
     ck_assert_msg(got.status.code == TL_OK && got.step == 6, "%s", got.status.message);
     ck_assert_int_eq(got.path, TL_PATH_GRPC);
     atomic_store(&may_go_on, true);
-    CLUSTER_UNTIL(released == 1); /* the copy is over */
+    CLUSTER_UNTIL(__atomic_load_n(&released, __ATOMIC_SEQ_CST) == 1); /* the copy is over */
     ck_assert(cluster_tensor_is(got.tensor, LARGE, 6));
     tl_tensor_put(got.tensor);
     tl_tensor_put(destination);
