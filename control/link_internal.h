@@ -227,8 +227,7 @@ void link_stall_sent(struct tl_link *link, size_t chunk_count);
 /* A frame of the peer with so many chunks was handled. */
 void link_stall_progressed(struct tl_link *link, size_t chunk_count);
 void link_stall_fini(struct tl_link *link);
-/* Ends the stream of a link that is closing in order if the peer has not let it end after options.stalled_timeout_ns.
- */
+/* Cancels the stream of a link that closes in order, unless it has ended after options.stalled_timeout_ns. */
 void link_stall_await_end(struct tl_link *link);
 
 /* link_connections.c */
@@ -272,8 +271,8 @@ void link_fetch_fail(struct link_fetch *entry, const struct tl_error *error);
 /* Verifies a fetch whose bytes are all in the destination, and ends it. */
 void link_fetch_complete(struct link_fetch *entry, bool has_checksum, uint64_t checksum);
 void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer);
-/* Takes from a frame that crosses our half-close what it says of requests of earlier connections: the peer takes it for
- * told when the link ends in order. */
+/* Handles what a frame that crosses our half-close says of requests of earlier connections. The peer does not say it
+ * again when the link has ended in order. */
 void link_receive_last(struct tl_link *link, grpc_byte_buffer *buffer);
 /* The peer knows of the first count_received tensors that were acknowledged on this link. */
 void link_confirm(struct tl_link *link, uint64_t count_received);

@@ -131,7 +131,7 @@ void link_serve_fail(struct link_serve *entry, const struct tl_error *status)
 {
     if (entry->sending != NULL) link_serve_stop_reading(entry);
     if (has_sending(entry)) entry->sending->failure = link_status_get(entry->link, status);
-    /* An error of one value does not end a subscription, as the source's answer does. */
+    /* A final failure would end a subscription, which goes on with other values. */
     bool has_value = entry->sending != NULL && entry->sending->offer.tensor != NULL;
     if (has_value && status->code != TL_UNAVAILABLE) entry->serve.is_final = false;
     queue_failure(entry);

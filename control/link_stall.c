@@ -52,7 +52,7 @@ static void arm(struct tl_link *link, int64_t after_ns)
     tl_link_close(link, &reason);
 }
 
-/* Ends a link that closes in order, which the peer has not taken to its end. */
+/* Ends a link that was to close in order. The peer may not have read all that was sent. */
 static void cut_off(struct tl_link *link)
 {
     link->has_half_closed = false;

@@ -124,7 +124,8 @@ struct tl_fetch_ops {
                             struct tl_tensor **ret_destination, struct tl_error *ret_error);
     /* Returns the only meta-data that `place` accepts; NULL: any will do, as where this is NULL. */
     const struct tl_meta_data *(*wanted)(const struct tl_fetch *fetch);
-    bool makes_memory; /* `place` makes new memory each time; else what is wanted fits memory of the program */
+    bool
+        makes_memory; /* `place` always makes new memory; else, when some meta-data is wanted, it gives the program's */
     /* Returns the number of the subscription that asks, within the incarnation; 0: none, as where this is NULL. */
     uint64_t (*subscription)(const struct tl_fetch *fetch);
     /* Called when the fetch is over, exactly once per start. TL_OK: all bytes are in the destination, checked as asked.

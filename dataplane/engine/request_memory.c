@@ -303,8 +303,8 @@ void request_wait_no_longer(struct request *request)
     expose_itself(request);
 }
 
-/* Whether the program gets the destination back when the connection breaks, while a peer whose processor writes may
- * still be about to: then the peer must not reach it, even where it lies in memory that is shared with the peer. */
+/* Whether the peer could write the destination when the program has it back already: a processor of the peer that
+ * stands still in the middle of a copy goes on with it even when the connection has broken meanwhile. */
 static bool may_be_written_late(const struct request *request)
 {
     const struct tl_fetch *fetch = request->fetch;

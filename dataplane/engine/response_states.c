@@ -15,7 +15,7 @@ void response_set_status(struct response *response, const struct tl_error *statu
     struct response_sending *sending = response->sending;
     if (sending->status != NULL) return;
     sending->status = tl_error_keep(status);
-    /* An error of one value does not end a subscription, as the source's answer does. */
+    /* A final failure would end a subscription, which goes on with other values. */
     bool has_value = sending->offer.tensor != NULL;
     if (has_value && status->code != TL_UNAVAILABLE && status->code != TL_UNIMPLEMENTED)
         response->serve.is_final = false;

@@ -8,6 +8,15 @@
 
 #include <check.h>
 
+/* Makes the test a case of its own, which CK_RUN_CASE selects: tests/defects runs it alone. */
+static inline void add_own_case(Suite *suite, const char *name, SFun setup, SFun teardown, const TTest *test)
+{
+    TCase *tcase = tcase_create(name);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, test);
+    suite_add_tcase(suite, tcase);
+}
+
 static inline int run_and_free(SRunner *runner)
 {
     srunner_run_all(runner, CK_NORMAL);

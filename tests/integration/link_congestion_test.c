@@ -998,9 +998,6 @@ int main(void)
     tcase_add_test(stalled, link_whose_window_stays_shut_ends);
     tcase_add_test(stalled, link_that_takes_a_frame_now_and_then_stays);
     suite_add_tcase(suite, stalled);
-    TCase *crossing = tcase_create("acknowledgement_that_crosses_the_end"); /* a case of its own: tests/defects */
-    tcase_add_checked_fixture(crossing, setup, teardown);
-    tcase_add_test(crossing, acknowledgement_that_crosses_the_end);
-    suite_add_tcase(suite, crossing);
+    add_own_case(suite, "acknowledgement_that_crosses_the_end", setup, teardown, acknowledgement_that_crosses_the_end);
     return run_suite(suite);
 }

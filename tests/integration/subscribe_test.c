@@ -593,8 +593,6 @@ int main(void)
     Suite *suite = suite_create("subscribe");
     add(suite, "grpc", setup_grpc);
     add(suite, "local", setup_auto);
-    TCase *own = tcase_create("own");
-    tcase_add_test(own, of_itself_in_order);
-    suite_add_tcase(suite, own);
+    add_own_case(suite, "own", NULL, NULL, of_itself_in_order);
     return run_suite(suite);
 }

@@ -592,15 +592,7 @@ START_TEST(v18_not_up_before_it_is)
 }
 END_TEST
 
-/* Each is a case of its own, which CK_RUN_CASE selects. */
-static void add(Suite *suite, const char *name, const TTest *test)
-{
-    TCase *tcase = tcase_create(name);
-    tcase_add_checked_fixture(tcase, setup, NULL);
-    tcase_add_test(tcase, test);
-    suite_add_tcase(suite, tcase);
-}
-#define ADD(suite, test) add(suite, #test, test)
+#define ADD(suite, test) add_own_case(suite, #test, setup, NULL, test)
 
 int main(void)
 {

@@ -562,10 +562,7 @@ int main(void)
     tcase_add_checked_fixture(cancel_case, setup, NULL);
     tcase_add_test(cancel_case, cancel_behind_our_own_full_pool);
     suite_add_tcase(suite, cancel_case);
-    TCase *slots_case = tcase_create("slots_before_a_value_that_waits"); /* the same */
-    tcase_add_checked_fixture(slots_case, setup, NULL);
-    tcase_add_test(slots_case, slots_before_a_value_that_waits);
-    suite_add_tcase(suite, slots_case);
+    add_own_case(suite, "slots_before_a_value_that_waits", setup, NULL, slots_before_a_value_that_waits);
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, small_after_large);
     tcase_add_test(tcase, checksums_and_published_steps);

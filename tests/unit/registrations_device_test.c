@@ -205,9 +205,6 @@ int main(void)
     tcase_add_test(tcase, replaced);
     tcase_add_test(tcase, no_space_is_left);
     suite_add_tcase(suite, tcase);
-    TCase *evicted = tcase_create("evicted_meanwhile"); /* a case of its own, which tests/defects selects */
-    tcase_add_checked_fixture(evicted, setup, teardown);
-    tcase_add_test(evicted, evicted_meanwhile);
-    suite_add_tcase(suite, evicted);
+    add_own_case(suite, "evicted_meanwhile", setup, teardown, evicted_meanwhile);
     return run_suite(suite);
 }

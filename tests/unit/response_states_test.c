@@ -422,9 +422,6 @@ int main(void)
     tcase_add_test(tcase, returned_source_is_written);
     tcase_add_test(tcase, outcome_is_posted);
     suite_add_tcase(suite, tcase);
-    TCase *lease =
-        tcase_create("lease_of_a_peer_that_reads_others"); /* a case of its own, which tests/defects selects */
-    tcase_add_test(lease, lease_of_a_peer_that_reads_others);
-    suite_add_tcase(suite, lease);
+    add_own_case(suite, "lease_of_a_peer_that_reads_others", NULL, NULL, lease_of_a_peer_that_reads_others);
     return run_suite(suite);
 }

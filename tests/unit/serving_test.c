@@ -347,9 +347,7 @@ int main(void)
     tcase_add_test(tcase, a_call_that_reaches_no_device);
     tcase_add_test(tcase, no_bytes_lie_nowhere);
     suite_add_tcase(suite, tcase);
-    TCase *copy = tcase_create("part_of_a_tensor_with_a_copy");
-    tcase_add_test(copy, part_of_a_tensor_with_a_copy);
-    suite_add_tcase(suite, copy);
+    add_own_case(suite, "part_of_a_tensor_with_a_copy", NULL, NULL, part_of_a_tensor_with_a_copy);
     TCase *refusals = tcase_create("a_peer_that_may_not_read_gets_no_value");
     tcase_add_checked_fixture(refusals, setup, teardown);
     tcase_add_test(refusals, a_peer_that_may_not_read_gets_no_value);

@@ -585,15 +585,7 @@ START_TEST(a_device_is_opened_again_where_its_address_is)
 }
 END_TEST
 
-/* Each is a case of its own, which CK_RUN_CASE selects. */
-static void add(Suite *suite, const char *name, const TTest *test)
-{
-    TCase *tcase = tcase_create(name);
-    tcase_add_checked_fixture(tcase, setup, NULL);
-    tcase_add_test(tcase, test);
-    suite_add_tcase(suite, tcase);
-}
-#define ADD(suite, test) add(suite, #test, test)
+#define ADD(suite, test) add_own_case(suite, #test, setup, NULL, test)
 
 int main(void)
 {
