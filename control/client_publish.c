@@ -182,5 +182,9 @@ enum tl_status tl_client_publish(const struct tl_call_options *options, const ch
     if (status == TL_OK) status = tl_client_wait(&publish.client, ret_error);
     if (ret_stage != NULL) *ret_stage = publish.client.stage;
     tl_client_publish_fini(&publish);
-    return status;
+    /* gRPC takes a file that was cut off for a connection that failed. */
+    struct tl_error unreadable;
+    if (status == TL_OK || tl_tensor_check_readable(tensor, 0, tl_tensor_size_bytes(tensor), &unreadable) == TL_OK)
+        return status;
+    return tl_error_copy(ret_error, &unreadable);
 }

@@ -78,6 +78,12 @@ static enum tl_status create(int fd, const char *path, struct tl_mapped_file **r
 static enum tl_status look(struct tl_mapped_file *file, struct tl_error *ret_error)
 {
     struct stat info;
+    if (file->fd < 0 && errno == EMFILE) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            "cannot open %s: this process has as many files open as it may; raise the limit (ulimit -n,"
+                            " LimitNOFILE=) or put the tensors into fewer files",
+                            file->path);
+    }
     if (file->fd < 0 || fstat(file->fd, &info) != 0)
         return tl_error_set_errno(ret_error, errno, "cannot open %s", file->path);
     if (!S_ISREG(info.st_mode))
@@ -263,4 +269,10 @@ enum tl_status tl_mapped_file_check(void *context, const void *data, uint64_t le
     if (status == TL_OK && tl_fault_range_is_damaged(file->range))
         status = tl_error_set(ret_error, TL_DATA_LOSS, "a part of %s could not be read", file->path);
     return status;
+}
+
+enum tl_status tl_mapped_file_blame(struct tl_mapped_file *file, enum tl_status status, struct tl_error *ret_error)
+{
+    struct tl_error reason;
+    return tl_mapped_file_check(file, NULL, 0, &reason) == TL_OK ? status : tl_error_copy(ret_error, &reason);
 }

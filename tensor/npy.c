@@ -58,6 +58,7 @@ struct cursor {
 };
 
 struct npy_header {
+    bool is_structured;
     const char *descr; /* in the file; NULL: not seen */
     size_t descr_len;
     bool has_order;
@@ -117,6 +118,7 @@ static bool take_number(struct cursor *cursor, uint64_t *ret_number)
         if (!tl_add_u64(number, (uint64_t)(*cursor->at - '0'), &number)) return false;
     }
     if (cursor->at == start || number > INT64_MAX) return false;
+    if (cursor->at < cursor->end && *cursor->at == 'L') cursor->at++; /* a long of Python 2 */
     *ret_number = number;
     return true;
 }
@@ -145,8 +147,10 @@ static bool is_text(const char *text, size_t len, const char *expected)
 /* The value of one key; false when key or value is none of those that belong here, or the key comes twice. */
 static bool take_value(struct cursor *cursor, const char *key, size_t key_len, struct npy_header *header)
 {
-    if (is_text(key, key_len, "descr"))
-        return !header->descr && take_string(cursor, &header->descr, &header->descr_len);
+    if (is_text(key, key_len, "descr")) {
+        header->is_structured = take(cursor, '[') || take(cursor, '(');
+        return !header->is_structured && !header->descr && take_string(cursor, &header->descr, &header->descr_len);
+    }
     if (is_text(key, key_len, "shape")) {
         if (header->has_shape) return false;
         header->has_shape = true;
@@ -247,7 +251,11 @@ static enum tl_status parse_file(const void *data, uint64_t len_bytes, const cha
     struct npy_header header = {0};
     enum tl_status status = find_header(data, len_bytes, where, &cursor, ret_error);
     if (status != TL_OK) return status;
-    if (!take_dictionary(&cursor, &header))
+    bool is_understood = take_dictionary(&cursor, &header);
+    if (header.is_structured)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "%s: a structured dtype is not supported; save each field as an array of its own", where);
+    if (!is_understood)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "%s: the header is not a dictionary of descr, fortran_order and shape (of at most %d"
                             " dimensions); it is not understood from byte %" PRIu64,
@@ -301,6 +309,7 @@ enum tl_status tl_npy_read(const char *path, struct tl_tensor_list *ret_list, st
     enum tl_status status = tl_mapped_file_open(path, &file, ret_error);
     if (status != TL_OK) return status;
     status = parse_file(tl_mapped_file_data(file), tl_mapped_file_size_bytes(file), path, &npy, ret_error);
+    if (status != TL_OK) status = tl_mapped_file_blame(file, status, ret_error);
     if (status == TL_OK) status = create_tensor(&npy, file, &list, ret_error);
     tl_mapped_file_put(file);
     if (status != TL_OK) {

@@ -25,9 +25,6 @@
 #include "base/text.h"
 #include "tensor/file_reader.h"
 
-/* Bounds the memory that a header can cost: a JSON value takes up to 100 bytes or so. */
-#define MAX_HEADER_VALUES (UINT64_C(4) << 20)
-
 struct entry {
     const char *name; /* in the header's JSON */
     enum tl_dtype dtype;
@@ -65,18 +62,31 @@ static void header_fini(struct header *header)
 
 /* ---------------------------------------------------------------------------------------------- JSON of header -- */
 
+/* Returns how many values JSON has at most, without those that only a text seems to have. */
+static uint64_t count_values(const char *text, uint64_t len_bytes)
+{
+    uint64_t count = 0;
+    bool is_in_text = false;
+    for (uint64_t i = 0; i < len_bytes; i++) {
+        if (text[i] == '"')
+            is_in_text = !is_in_text;
+        else if (is_in_text)
+            i += text[i] == '\\';
+        else
+            count += text[i] == ',' || text[i] == ':';
+    }
+    return count;
+}
+
 static enum tl_status check_header_text(const char *text, uint64_t len_bytes, const char *where,
                                         struct tl_error *ret_error)
 {
-    uint64_t value_count = 0;
     if (len_bytes == 0 || text[0] != '{')
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: the header does not start with '{'", where);
-    for (uint64_t i = 0; i < len_bytes; i++)
-        value_count += text[i] == ',' || text[i] == ':';
-    if (value_count > MAX_HEADER_VALUES)
+    if (count_values(text, len_bytes) > TL_SAFETENSORS_MAX_HEADER_VALUES)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "%s: the header has more than %" PRIu64 " values; split the file", where,
-                            MAX_HEADER_VALUES);
+                            TL_SAFETENSORS_MAX_HEADER_VALUES);
     return TL_OK;
 }
 
@@ -86,7 +96,7 @@ static enum tl_status load_json(const char *text, uint64_t len_bytes, const char
     json_error_t error;
     enum tl_status status = check_header_text(text, len_bytes, where, ret_error);
     if (status != TL_OK) return status;
-    *ret_root = json_loadb(text, len_bytes, JSON_REJECT_DUPLICATES, &error);
+    *ret_root = json_loadb(text, len_bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     if (*ret_root) return TL_OK;
     /* The parser says nothing at all when it has no memory. */
     if (error.text[0] == '\0' || json_error_code(&error) == json_error_out_of_memory)
@@ -101,6 +111,7 @@ static enum tl_status check_meta_data(const json_t *value, const char *where, st
 {
     const char *key;
     json_t *item;
+    if (json_is_null(value)) return TL_OK; /* as the reference implementation has it */
     bool is_map = json_is_object(value);
     if (is_map) {
         json_object_foreach((json_t *)value, key, item) is_map = is_map && json_is_string(item);
@@ -320,9 +331,15 @@ static enum tl_status read_annotations(const struct header *header, const char *
     if (!items) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for the header", path);
     const char *key;
     json_t *value;
-    json_object_foreach(root, key, value) items[count++] = (struct tl_annotation){key, json_string_value(value)};
     struct tl_error error;
-    enum tl_status status = tl_annotations_create(items, count, ret_annotations, &error);
+    enum tl_status status = TL_OK;
+    json_object_foreach(root, key, value)
+    {
+        items[count++] = (struct tl_annotation){key, json_string_value(value)};
+        if (strlen(json_string_value(value)) != json_string_length(value))
+            status = tl_error_set(&error, TL_INVALID_ARGUMENT, "annotation '%s' contains a zero byte", key);
+    }
+    if (status == TL_OK) status = tl_annotations_create(items, count, ret_annotations, &error);
     free(items);
     if (status == TL_OK) return TL_OK;
     if (status != TL_INVALID_ARGUMENT) return tl_error_copy(ret_error, &error);
@@ -360,6 +377,7 @@ enum tl_status tl_safetensors_read(const char *path, struct tl_tensor_list *ret_
     enum tl_status status = tl_mapped_file_open(path, &file, ret_error);
     if (status != TL_OK) return status;
     status = parse_file(tl_mapped_file_data(file), tl_mapped_file_size_bytes(file), path, &header, ret_error);
+    if (status != TL_OK) status = tl_mapped_file_blame(file, status, ret_error);
     if (status == TL_OK) status = read_annotations(&header, path, &annotations, ret_error);
     if (status == TL_OK) status = create_tensors(&header, file, annotations, &list, ret_error);
     tl_annotations_put(annotations);

@@ -10,6 +10,9 @@
 /* The limit of the reference implementation. */
 #define TL_SAFETENSORS_MAX_HEADER_BYTES UINT64_C(100000000)
 
+/* Bounds the memory that a header can cost: a JSON value takes up to 100 bytes or so. */
+#define TL_SAFETENSORS_MAX_HEADER_VALUES (UINT64_C(4) << 20)
+
 /* The key of the header that is no tensor. */
 #define TL_SAFETENSORS_META_DATA_KEY "__metadata__"
 

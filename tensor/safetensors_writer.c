@@ -20,6 +20,8 @@
 #include "tensor/tensor_writer.h"
 
 #define DATA_ALIGNMENT_BYTES 64
+/* What the JSON of a tensor without dimensions counts as, at most: see TL_SAFETENSORS_MAX_HEADER_VALUES. */
+#define VALUES_OF_ENTRY 8
 
 /* Where one tensor goes. */
 struct piece {
@@ -121,6 +123,22 @@ static bool add_annotations(json_t *root, const struct tl_annotations *annotatio
     return json_object_set_new(root, TL_SAFETENSORS_META_DATA_KEY, map) == 0 && is_complete;
 }
 
+/* A file whose header has more could not be read again. */
+static enum tl_status check_value_count(const struct layout *layout, const struct tl_annotations *annotations,
+                                        const char *path, struct tl_error *ret_error)
+{
+    size_t annotation_count;
+    (void)tl_annotations_items(annotations, &annotation_count);
+    uint64_t value_count = 2 * (uint64_t)annotation_count + 2;
+    for (size_t i = 0; i < layout->count; i++)
+        value_count += VALUES_OF_ENTRY + layout->pieces[i].slot->meta_data.shape.rank;
+    if (value_count <= TL_SAFETENSORS_MAX_HEADER_VALUES) return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                        "%s would have a header of %" PRIu64 " values, at most %" PRIu64
+                        " are possible; write fewer tensors into one file",
+                        path, value_count, TL_SAFETENSORS_MAX_HEADER_VALUES);
+}
+
 static enum tl_status build_header(struct layout *layout, const struct tl_annotations *annotations, const char *path,
                                    struct tl_error *ret_error)
 {
@@ -188,6 +206,7 @@ enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_te
     if (!layout.pieces)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the %zu tensors of %s", count, path);
     enum tl_status status = place_all(&layout, slots, path, ret_error);
+    if (status == TL_OK) status = check_value_count(&layout, annotations, path, ret_error);
     if (status == TL_OK) status = build_header(&layout, annotations, path, ret_error);
     if (status == TL_OK) status = tl_tensor_writer_start(path, count, false, &writer, ret_error);
     if (status == TL_OK) status = fill_writer(writer, &layout, ret_error);

@@ -30,8 +30,9 @@ void tl_tensor_list_fini(struct tl_tensor_list *list);
 /* Reads a safetensors file. Every tensor keeps the mapping alive, is guarded by tl_mapped_file_check and has the file's
  * `__metadata__` as its annotations; those beyond the limits of annotations are left out, and a warning is logged.
  * Errors: as tl_mapped_file_open; TL_INVALID_ARGUMENT naming path, tensor and what is wrong: truncated, header longer
- * than 100 MB or than the file, not a JSON object, duplicate name, unknown dtype, rank above 16, offsets beyond the
- * data or not in order, overlapping or leaving a hole, shape and bytes that disagree, name empty or not UTF-8. */
+ * than 100 MB or than the file or of more than 4,194,304 values, not a JSON object, duplicate name, unknown dtype, rank
+ * above 16, offsets beyond the data or not in order, overlapping or leaving a hole, shape and bytes that disagree, name
+ * empty or not UTF-8. */
 enum tl_status tl_safetensors_read(const char *path, struct tl_tensor_list *ret_list,
                                    struct tl_error *ret_error) TL_MUST_USE;
 
@@ -66,7 +67,8 @@ struct tl_tensor_slot {
  * may set them. A symbolic link to a file is followed: that file is replaced. The data are in an order that aligns
  * every element; the data of the file start at a multiple of 64 bytes. Errors: TL_INVALID_ARGUMENT: path is there and
  * no regular file, a name twice, empty, longer than 512 bytes, not UTF-8 or "__metadata__", a dtype safetensors cannot
- * hold (STRING, C128, I4, U4), a dead tensor, or a packed tensor whose bits do not fill its bytes, naming the tensor.
+ * hold (STRING, C128, I4, U4), a dead tensor, or a packed tensor whose bits do not fill its bytes, naming the tensor;
+ * a header of more than 100 MB or, about, 4,194,304 values.
  * TL_FAILED_PRECONDITION: a symbolic link of path was changed at the same time.
  * TL_OUT_OF_RANGE: more than 2^63-1 bytes. As tl_error_set_errno for the file: a full disk is TL_RESOURCE_EXHAUSTED and
  * says how many bytes were needed. Nothing is left behind. annotations become the file's `__metadata__`; NULL: none. */

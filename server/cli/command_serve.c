@@ -21,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,6 +32,7 @@
 #include "control/client.h"
 #include "server/cli/cluster_tls.h"
 #include "server/cli/command.h"
+#include "server/cli/file_limit.h"
 #include "server/cli/last_words.h"
 #include "server/cli/options.h"
 #include "server/cli/output.h"
@@ -76,15 +76,12 @@ static int configure_log(const struct serve *serve, const struct tl_options *opt
     return -1;
 }
 
-static void raise_file_limit(uint64_t connections)
+static void check_file_limit(uint64_t connections)
 {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-    if (limit.rlim_max == RLIM_INFINITY || limit.rlim_max >= connections + OTHER_DESCRIPTORS) return;
+    rlim_t limit = tl_file_limit_raise();
+    if (limit == RLIM_INFINITY || limit >= connections + OTHER_DESCRIPTORS) return;
     TL_LOG_AT_WARN("the limit of open files is below limits.connections; raise it (ulimit -Hn, LimitNOFILE=)",
-                   TL_U64("limit", limit.rlim_max), TL_U64("wanted", connections + OTHER_DESCRIPTORS));
+                   TL_U64("limit", limit), TL_U64("wanted", connections + OTHER_DESCRIPTORS));
 }
 
 /* Ends this process when the one that started it ends. False: it already has. */
@@ -225,8 +222,6 @@ static void drain(struct serve *serve, const sigset_t *signals)
 
 static enum tl_status open_worker(struct serve *serve, struct tl_error *ret_error)
 {
-    enum tl_status status = tl_guard_mapped_files(ret_error);
-    if (status != TL_OK) return status;
     const struct tl_worker_options options = {
         .size_bytes = sizeof(options),
         .config_json = serve->config.json,
@@ -271,7 +266,8 @@ static int run(struct serve *serve, const struct tl_options *options)
     sigset_t signals;
     struct tl_error error;
     /* When the task is known, what else is wrong can be said at its address. */
-    enum tl_status status = tl_serve_config_read(&serve->flags, &serve->config, &error);
+    enum tl_status status = tl_guard_mapped_files(&error);
+    if (status == TL_OK) status = tl_serve_config_read(&serve->flags, &serve->config, &error);
     if (status != TL_OK && !serve->config.task) {
         tl_output_error("serve", "%s", error.message);
         return TL_EXIT_FAILED;
@@ -282,7 +278,7 @@ static int run(struct serve *serve, const struct tl_options *options)
     if (settings->rdma == TL_RDMA_REQUIRE && settings->protocol == TL_PROTOCOL_GRPC)
         TL_LOG_AT_WARN("rdma is \"require\", which has no effect with protocol \"grpc\"",
                        TL_STR("name", serve->config.task->name));
-    raise_file_limit(settings->connections);
+    check_file_limit(settings->connections);
     get_signals(&signals);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
     if (serve->parent_pid > 0 && !follow_parent((pid_t)serve->parent_pid)) {

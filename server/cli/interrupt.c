@@ -9,7 +9,8 @@
 
 #include "base/check.h"
 
-static const int interrupting[] = {SIGINT, SIGTERM, SIGHUP};
+/* Batch systems say with some of them that the time is nearly over. */
+static const int interrupting[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
 static volatile sig_atomic_t caught_signal;
 

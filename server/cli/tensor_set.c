@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "server/cli/file_limit.h"
 
 static enum tl_status add_item(struct tl_tensor_set *set, const char *path, const char *prefix,
                                const struct tl_named_tensor *named, struct tl_error *ret_error)
@@ -75,6 +76,7 @@ static enum tl_status check_unique(const struct tl_tensor_set *set, struct tl_er
 enum tl_status tl_tensor_set_read(struct tl_tensor_set *set, const char *const *paths, size_t path_count,
                                   const char *prefix, struct tl_error *ret_error)
 {
+    (void)tl_file_limit_raise();
     for (size_t i = 0; i < path_count; i++) {
         enum tl_status status = add_file(set, paths[i], prefix, ret_error);
         if (status != TL_OK) return status;

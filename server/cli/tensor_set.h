@@ -19,9 +19,10 @@ struct tl_tensor_set {
     size_t count;
 };
 
-/* Reads files (tl_tensor_file_read); a key is prefix and the tensor's name. paths must stay valid. Errors: those of
- * tl_tensor_file_read. TL_INVALID_ARGUMENT: a key longer than TL_MAX_KEY_BYTES or not UTF-8. TL_ALREADY_EXISTS: two
- * tensors with one key, naming both files. Ownership: tl_tensor_set_fini, also after an error. */
+/* Reads files (tl_tensor_file_read), each of which keeps a descriptor: the soft limit of these is raised. A key is
+ * prefix and the tensor's name. paths must stay valid. Errors: those of tl_tensor_file_read. TL_INVALID_ARGUMENT: a key
+ * longer than TL_MAX_KEY_BYTES or not UTF-8. TL_ALREADY_EXISTS: two tensors with one key, naming both files. Ownership:
+ * tl_tensor_set_fini, also after an error. */
 enum tl_status tl_tensor_set_read(struct tl_tensor_set *set, const char *const *paths, size_t path_count,
                                   const char *prefix, struct tl_error *ret_error) TL_MUST_USE;
 void tl_tensor_set_fini(struct tl_tensor_set *set); /* a zeroed one is accepted */

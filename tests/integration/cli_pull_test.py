@@ -433,7 +433,7 @@ class Broken(PullCase):
         return puller
 
     def test_interrupted(self):
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGXCPU):
             puller = self.start_big_pull()
             self.assertEqual(puller.stop(number), -number, puller.output)
             self.assert_nothing_left()

@@ -4,8 +4,11 @@
 nothing."""
 import json
 import os
+import resource
+import signal
 import socket
 import struct
+import time
 
 import cli_support
 from cli_support import (HEALTH, free_ports, read_metadata, read_safetensors, run, run_in_terminal, some_tensors,
@@ -213,6 +216,29 @@ class PushRefused(PushCase):
         self.assertEqual(result.stdout, "")
         result = self.assert_run(1, "push", model, "--address", f"127.0.0.1:{free_ports(1)[0]}", "--json")
         self.assertEqual(json.loads(result.stdout)["failed"], len(some_tensors()))
+
+    def test_a_file_that_is_cut_off_meanwhile(self):
+        """gRPC reads the file, too, and knows nothing but an address that cannot be read."""
+        size = 64 << 20
+        path = write_safetensors(self.folder / "big.safetensors", {"big": ("U8", (size,), bytes(size))})
+        self.worker.send(signal.SIGSTOP)
+        pusher = self.spawn("push", path, "--address", self.cluster.address())
+        time.sleep(0.2)
+        os.truncate(path, 4096)
+        self.worker.send(signal.SIGCONT)
+        self.assertEqual(pusher.wait(), 1, pusher.output)
+        self.assertIn("big.safetensors had ", pusher.output)
+
+    def test_more_files_than_it_may_open(self):
+        files = [write_safetensors(self.folder / f"{number}.safetensors", {f"t{number}": ("U8", (1,), b"x")})
+                 for number in range(100)]
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        result = self.assert_run(1, "push", *files, *self.to_ps, preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_NOFILE, (64, 64)))
+        self.assertRegex(result.stderr, "cannot open .*safetensors: .* raise the limit")
+        if hard == resource.RLIM_INFINITY or hard > 300:
+            self.assert_run(0, "push", *files, *self.to_ps, preexec_fn=lambda: resource.setrlimit(
+                resource.RLIMIT_NOFILE, (64, hard)))
 
     def test_more_than_the_worker_holds(self):
         self.worker.stop()

@@ -132,6 +132,19 @@ class Ready(cli_support.Case):
         soft = next(line.split()[3] for line in limits.splitlines() if line.startswith("Max open files"))
         self.assertEqual(soft, str(hard))
 
+    def test_as_many_files_as_it_may_open_at_most(self):
+        """The soft limit is raised before the files are opened."""
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if hard != resource.RLIM_INFINITY and hard <= 600:
+            self.skipTest("the hard limit of open files is not usable")
+        publish = []
+        for number in range(300):
+            path = write_safetensors(self.folder / f"{number}.safetensors", {f"t{number}": ("U8", (1,), b"x")})
+            publish += ["--publish", path]
+        worker = self.cluster(ps=1).start("ps", 0, *publish, preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_NOFILE, (256, hard)))
+        self.assertIn("published=300", worker.find("worker ready"))
+
 
 class NoReader(cli_support.Case):
     """Standard error is a full pipe without a reader."""
@@ -361,6 +374,16 @@ class Refused(cli_support.Case):
             cut = self.folder / "cut.safetensors"
             cut.write_bytes(whole[:length])
             self.refuse("cut.safetensors", "--publish", cut)
+
+    def test_a_file_that_is_cut_off_meanwhile(self):
+        """A file is read for the first time before there is a worker."""
+        tensors = {f"t{number}": ("U8", (0,), b"") for number in range(100000)}
+        path = write_safetensors(self.folder / "many.safetensors", tensors)
+        worker = self.spawn("serve", "--config", self.cluster(ps=1).path, "--job", "ps", "--publish", path, "--no-wait")
+        wait_until(lambda: str(path) in pathlib.Path(f"/proc/{worker.pid}/maps").read_text(), "mapped")
+        os.truncate(path, 4096)
+        self.assertEqual(worker.wait(), 1, worker.output)
+        self.assertIn("many.safetensors had ", worker.output)
 
     def test_empty_files_and_archives_are_called_so(self):
         config = self.cluster(ps=1).path

@@ -144,6 +144,18 @@ START_TEST(shrunk)
 }
 END_TEST
 
+/* What has come of a file that was cut off is not blamed for it. */
+START_TEST(blamed)
+{
+    error = (struct tl_error){.code = TL_INVALID_ARGUMENT, .message = "nonsense"};
+    ck_assert_int_eq(tl_mapped_file_blame(file, TL_INVALID_ARGUMENT, &error), TL_INVALID_ARGUMENT);
+    ck_assert_str_eq(error.message, "nonsense");
+    ck_assert_int_eq(truncate(temp_path("f"), 4), 0);
+    ck_assert_int_eq(tl_mapped_file_blame(file, TL_INVALID_ARGUMENT, &error), TL_DATA_LOSS);
+    ck_assert_ptr_nonnull(strstr(error.message, temp_path("f")));
+}
+END_TEST
+
 START_TEST(grown)
 {
     ck_assert_int_eq(truncate(temp_path("f"), 6), 0);
@@ -333,6 +345,7 @@ int main(void)
     tcase_add_test(tcase, empty);
     tcase_add_test(tcase, not_opened);
     tcase_add_test(tcase, shrunk);
+    tcase_add_test(tcase, blamed);
     tcase_add_test(tcase, grown);
     tcase_add_test(tcase, changed_in_place);
     tcase_add_test(tcase, replaced_or_removed_by_name);

@@ -59,6 +59,7 @@ START_TEST(accepted)
     accept(HEADER("<f4", "False", "()"), 4);
     accept(HEADER("<f4", "False", "(2,)"), 8);
     accept(HEADER("<f4", "False", "( 2 , 3 , )"), 24);
+    accept(HEADER("<f4", "False", "(2L, 3L)"), 24);
     accept(HEADER("<f4", "True", "(2,)"), 8);
     accept(HEADER("<f4", "True", "()"), 4);
     accept(HEADER("=f8", "False", "(1,)"), 8);
@@ -114,7 +115,8 @@ START_TEST(unsupported)
     refuse(HEADER("|O", "False", "(1,)"), 8, "'|O'");
     refuse(HEADER(">f4", "False", "(1,)"), 4, "'>f4'");
     refuse(HEADER("\x01", "False", "(1,)"), 4, "dtype");
-    refuse("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", 4, "understood");
+    refuse("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", 4, "structured");
+    refuse("{'descr': ('<f4', (2,)), 'fortran_order': False, 'shape': (1,), }", 8, "structured");
     refuse(HEADER("<f4", "True", "(2, 2)"), 16, "Fortran");
 }
 END_TEST

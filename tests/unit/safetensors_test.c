@@ -229,7 +229,8 @@ END_TEST
 START_TEST(meta_data)
 {
     refuse("{\"__metadata__\":[]}", 0, "__metadata__");
-    refuse("{\"__metadata__\":null}", 0, "__metadata__");
+    accept("{\"__metadata__\":null}", 0);
+    accept("{\"__metadata__\":{\"a\":\"b\\u0000c\"}}", 0);
     refuse("{\"__metadata__\":{\"a\":1}}", 0, "__metadata__");
     refuse("{\"__metadata__\":{\"a\":{}}}", 0, "__metadata__");
 }
@@ -248,6 +249,20 @@ START_TEST(bounded)
     memset(header + 5, '[', len - 5);
     ck_assert_int_eq(check_bytes(header, len, 0), TL_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(error.message, "depth"));
+    free(header);
+}
+END_TEST
+
+/* What only looks like many values: a long text. */
+START_TEST(commas_in_texts)
+{
+    static const char begin[] = "{\"__metadata__\":{\"a\":\"\\\"", end[] = "\"}}";
+    size_t len = 9000000;
+    char *header = malloc(len);
+    memset(header, ',', len);
+    memcpy(header, begin, strlen(begin));
+    memcpy(header + len - strlen(end), end, strlen(end));
+    ck_assert_msg(check_bytes(header, len, 0) == TL_OK, "%s", error.message);
     free(header);
 }
 END_TEST
@@ -378,6 +393,7 @@ int main(void)
     tcase_add_test(tcase, tiling);
     tcase_add_test(tcase, meta_data);
     tcase_add_test(tcase, bounded);
+    tcase_add_test(tcase, commas_in_texts);
     tcase_add_test(tcase, read_file);
     tcase_add_test(tcase, tensors_keep_the_file);
     tcase_add_test(tcase, tensors_are_guarded);

@@ -214,6 +214,22 @@ START_TEST(header_too_long)
 }
 END_TEST
 
+/* Such a file could not be read again. */
+START_TEST(header_of_too_many_values)
+{
+    enum { COUNT = 470000 };
+    struct tl_tensor_slot *slots = calloc(COUNT, sizeof(slots[0]));
+    char *names = malloc((size_t)COUNT * 8);
+    for (size_t i = 0; i < COUNT; i++) {
+        snprintf(names + i * 8, 8, "%zu", i);
+        slots[i] = slot(names + i * 8, TL_U8, 0);
+    }
+    refuse(slots, COUNT, TL_INVALID_ARGUMENT, "values");
+    free(names);
+    free(slots);
+}
+END_TEST
+
 static void *json_malloc(size_t len)
 {
     return fault_malloc(len);
@@ -262,6 +278,7 @@ int main(void)
     tcase_add_test(tcase, disk_is_full);
     tcase_add_test(tcase, target_is_a_folder);
     tcase_add_test(tcase, header_too_long);
+    tcase_add_test(tcase, header_of_too_many_values);
     tcase_add_test(tcase, out_of_memory);
     tcase_set_timeout(tcase, 60);
     suite_add_tcase(suite, tcase);
