@@ -23,6 +23,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "base/arith.h"
@@ -30,6 +31,10 @@
 #include "base/error.h"
 #include "base/file_size.h"
 #include "tensor/fault_guard.h"
+
+/* The extended attribute that has a file's POSIX ACL, and the longest value that any may have. */
+#define ACL_NAME "system.posix_acl_access"
+#define MAX_ACL_BYTES 65536
 
 struct tl_output_file {
     atomic_uint reference_count;
@@ -41,6 +46,8 @@ struct tl_output_file {
     uid_t owner;
     gid_t group;
     mode_t mode;
+    void *acl; /* [acl_bytes]; NULL: none */
+    size_t acl_bytes;
     struct tl_fault_range *range;
 };
 
@@ -48,8 +55,29 @@ static void destroy(struct tl_output_file *file)
 {
     tl_fault_range_remove(file->range);
     if (file->data) munmap(file->data, file->len_bytes);
+    free(file->acl);
     free(file->path);
     free(file);
+}
+
+enum tl_status tl_replaced_file_read_acl(struct tl_replaced_file *replaced, const char *path,
+                                         struct tl_error *ret_error)
+{
+    unsigned char acl[MAX_ACL_BYTES];
+    ssize_t len = getxattr(path, ACL_NAME, acl, sizeof(acl));
+    if (len < 0 && (errno == ENODATA || errno == EOPNOTSUPP)) return TL_OK;
+    if (len < 0) return tl_error_set_errno(ret_error, errno, "cannot read the ACL of %s", path);
+    replaced->acl_bytes = (size_t)len;
+    replaced->acl = malloc(replaced->acl_bytes);
+    if (!replaced->acl) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the ACL of %s", path);
+    memcpy(replaced->acl, acl, replaced->acl_bytes);
+    return TL_OK;
+}
+
+void tl_replaced_file_fini(struct tl_replaced_file *replaced)
+{
+    free(replaced->acl);
+    replaced->acl = NULL;
 }
 
 /* For file systems that cannot allocate without writing. Returns an errno. */
@@ -94,7 +122,7 @@ static enum tl_status allocate_and_map(struct tl_output_file *file, int fd, stru
     return tl_fault_range_add(data, file->len_bytes, PROT_READ | PROT_WRITE, true, &file->range, ret_error);
 }
 
-enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, const struct stat *replaced,
+enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, const struct tl_replaced_file *replaced,
                                      struct tl_output_file **ret_file, struct tl_error *ret_error)
 {
     TL_CHECK(len_bytes > 0);
@@ -102,17 +130,20 @@ enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, const
         return tl_error_set_errno(ret_error, EFBIG, "cannot create %s of %" PRIu64 " bytes", path, len_bytes);
     struct tl_output_file *file = calloc(1, sizeof(*file));
     if (file) file->path = strdup(path);
-    if (!file || !file->path) {
-        free(file);
+    if (file && replaced && replaced->acl) file->acl = malloc(replaced->acl_bytes);
+    if (!file || !file->path || (replaced && replaced->acl && !file->acl)) {
+        if (file) destroy(file);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to create %s", path);
     }
     atomic_init(&file->reference_count, 1);
     file->len_bytes = len_bytes;
     if (replaced) {
         file->is_replacing = true;
-        file->owner = replaced->st_uid;
-        file->group = replaced->st_gid;
-        file->mode = replaced->st_mode & (S_IRWXU | S_IRWXG | S_IRWXO);
+        file->owner = replaced->info.st_uid;
+        file->group = replaced->info.st_gid;
+        file->mode = replaced->info.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO);
+        file->acl_bytes = replaced->acl_bytes;
+        if (file->acl) memcpy(file->acl, replaced->acl, file->acl_bytes);
     }
     /* The file that is replaced may be private, so that only the user can open the new one until it is complete. */
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, replaced ? 0600 : 0666);
@@ -174,8 +205,17 @@ const char *tl_output_file_path(const struct tl_output_file *file)
     return file->path;
 }
 
+/* Gives the file the ACL of the one that it replaces. If that one has none, the file loses the ACL that a default ACL
+ * of its folder may have given it. Returns whether it now has what the other has. */
+static bool take_over_acl(const struct tl_output_file *file, int fd)
+{
+    if (file->acl) return fsetxattr(fd, ACL_NAME, file->acl, file->acl_bytes, 0) == 0;
+    return fremovexattr(fd, ACL_NAME) == 0 || errno == ENODATA || errno == EOPNOTSUPP;
+}
+
 /* Gives the file the owner, group and permissions of the one that it replaces. Without the right to change the owner
- * the permissions stay; without the right to change the group, its own group gets none. File systems without
+ * the permissions stay; without the right to change the group, its own group gets none. If it then cannot have the same
+ * ACL, only the owner gets permissions: an ACL may deny a user what the group and others may do. File systems without
  * permissions (vfat, some of FUSE) refuse to set them: then those that the file has are good enough unless they grant
  * more. Returns an errno. */
 static int take_over_mode(const struct tl_output_file *file, int fd)
@@ -183,9 +223,12 @@ static int take_over_mode(const struct tl_output_file *file, int fd)
     struct stat info;
     mode_t mode = file->mode;
     if (fstat(fd, &info) != 0) return errno;
-    if (fchown(fd, file->owner, file->group) != 0 && fchown(fd, (uid_t)-1, file->group) != 0 &&
-        info.st_gid != file->group)
-        mode &= ~(mode_t)S_IRWXG;
+    bool has_group = fchown(fd, file->owner, file->group) == 0 || fchown(fd, (uid_t)-1, file->group) == 0 ||
+                     info.st_gid == file->group;
+    if (!has_group) mode &= ~(mode_t)S_IRWXG;
+    /* The ACL grants its rights at once, so it must not meet another group. */
+    bool has_acl = (has_group || !file->acl) && take_over_acl(file, fd);
+    if (!has_acl) mode &= S_IRWXU;
     if (fchmod(fd, mode) == 0) return 0;
     int error_number = errno;
     bool cannot_set = error_number == EPERM || error_number == ENOSYS || error_number == EOPNOTSUPP;

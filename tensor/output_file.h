@@ -6,6 +6,7 @@
 #ifndef TENSOR_OUTPUT_FILE_H
 #define TENSOR_OUTPUT_FILE_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/stat.h>
 
@@ -13,13 +14,28 @@
 
 struct tl_output_file;
 
+/* A file that another one is going to replace. */
+struct tl_replaced_file {
+    struct stat info;
+    void *acl; /* [acl_bytes], its POSIX ACL as the kernel gives it; NULL: none */
+    size_t acl_bytes;
+};
+
+/* Reads the ACL of the file at path, following links, into a replaced file without one. Files and file systems without
+ * ACLs are no error. Errors: as tl_error_set_errno, naming the path. */
+enum tl_status tl_replaced_file_read_acl(struct tl_replaced_file *replaced, const char *path,
+                                         struct tl_error *ret_error) TL_MUST_USE;
+
+/* Frees the ACL. A zeroed one is accepted. */
+void tl_replaced_file_fini(struct tl_replaced_file *replaced);
+
 /* Creates a new file at path of len_bytes > 0, all zeros, and maps it. With replaced (NULL: no file) only this user may
- * open it until it is synced; then it gets the permissions of that file, and its owner and group if the process may set
- * them. Its disk space is allocated and stays so until
+ * open it until it is synced; then it gets the permissions of that file, its ACL included, and its owner and group if
+ * the process may set them. Its disk space is allocated and stays so until
  * tl_output_file_give_back_space: other files find only what is left. Starts with one reference.
  * Errors: as tl_error_set_errno; TL_ALREADY_EXISTS: path exists. TL_RESOURCE_EXHAUSTED: the disk is full or a limit is
  * too low, with the bytes that were needed. Nothing is left behind. */
-enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, const struct stat *replaced,
+enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, const struct tl_replaced_file *replaced,
                                      struct tl_output_file **ret_file, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Gives the space back, to be allocated anew by writing. What has been written is lost: called before anything is.

@@ -39,7 +39,7 @@ struct tl_tensor_writer {
     bool has_folder; /* is_folder, and the temporary one exists */
     bool is_committed;
     bool is_replacing;                /* a file that is there, */
-    struct stat replaced;             /* which was this */
+    struct tl_replaced_file replaced; /* which was this */
     struct destination *destinations; /* [count] */
     size_t count;
     struct tl_output_file **files; /* [file_count], with space for count, at least 1 */
@@ -69,8 +69,9 @@ static enum tl_status follow_links(struct tl_tensor_writer *writer, struct tl_er
         free(path);
         writer->target_path = next;
     }
-    bool is_same = count == 0 || (lstat(writer->target_path, &info) == 0 && info.st_dev == writer->replaced.st_dev &&
-                                  info.st_ino == writer->replaced.st_ino);
+    bool is_same =
+        count == 0 || (lstat(writer->target_path, &info) == 0 && info.st_dev == writer->replaced.info.st_dev &&
+                       info.st_ino == writer->replaced.info.st_ino);
     if (is_same) return TL_OK;
     return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                         "cannot write %s: a symbolic link to it was changed at the same time; try again",
@@ -81,16 +82,18 @@ static enum tl_status follow_links(struct tl_tensor_writer *writer, struct tl_er
 static enum tl_status check_target(struct tl_tensor_writer *writer, struct tl_error *ret_error)
 {
     const char *path = writer->target_path;
-    if (writer->is_folder ? lstat(path, &writer->replaced) : stat(path, &writer->replaced)) {
+    if (writer->is_folder ? lstat(path, &writer->replaced.info) : stat(path, &writer->replaced.info)) {
         if (errno == ENOENT) return TL_OK;
         return tl_error_set_errno(ret_error, errno, "cannot write %s", path);
     }
     if (writer->is_folder)
         return tl_error_set(ret_error, TL_ALREADY_EXISTS, "%s exists; choose another name or remove it", path);
-    if (!S_ISREG(writer->replaced.st_mode))
+    if (!S_ISREG(writer->replaced.info.st_mode))
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s exists and is not a regular file; choose another name",
                             path);
     writer->is_replacing = true;
+    enum tl_status status = tl_replaced_file_read_acl(&writer->replaced, path, ret_error);
+    if (status != TL_OK) return status;
     return follow_links(writer, ret_error);
 }
 
@@ -364,6 +367,7 @@ void tl_tensor_writer_destroy(struct tl_tensor_writer *writer)
         tl_output_file_put(writer->files[i]);
     }
     if (writer->has_folder && !writer->is_committed) rmdir(writer->temporary_path);
+    tl_replaced_file_fini(&writer->replaced);
     free(writer->destinations);
     free(writer->files);
     free(writer->target_path);

@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <tensorlane/tensor.h>
@@ -20,7 +21,7 @@
 
 static int scripted_errors[4]; /* The next calls of fallocate fail with this error; 0: they succeed. */
 static unsigned fallocate_count;
-static int fsync_error, msync_error, mmap_error, fchmod_error;
+static int fsync_error, msync_error, mmap_error, fchmod_error, fsetxattr_error;
 static unsigned long free_blocks;
 static bool has_free_blocks; /* free_blocks counts. */
 
@@ -49,6 +50,12 @@ static int fake_fchmod(int fd, mode_t mode)
     return fchmod_error == 0 ? fchmod(fd, mode) : -1;
 }
 
+static int fake_fsetxattr(int fd, const char *name, const void *value, size_t len, int flags)
+{
+    errno = fsetxattr_error;
+    return fsetxattr_error == 0 ? fsetxattr(fd, name, value, len, flags) : -1;
+}
+
 static void *fake_mmap(void *place, size_t len, int protection, int flags, int fd, off_t offset)
 {
     errno = mmap_error;
@@ -66,6 +73,7 @@ static int fake_fstatvfs(int fd, struct statvfs *ret_info)
 #define fsync fake_fsync
 #define msync fake_msync
 #define fchmod fake_fchmod
+#define fsetxattr fake_fsetxattr
 #define mmap fake_mmap
 #define fstatvfs fake_fstatvfs
 #include "fakes/run_suite.h"
@@ -260,27 +268,118 @@ END_TEST
 START_TEST(file_system_without_permissions)
 {
     static const int numbers[] = {EPERM, ENOSYS, EOPNOTSUPP};
-    struct stat replaced;
+    struct tl_replaced_file replaced = {0};
     temp_write(temp_path("old"), "old", 3);
-    ck_assert_int_eq(stat(temp_path("old"), &replaced), 0);
+    ck_assert_int_eq(stat(temp_path("old"), &replaced.info), 0);
     for (size_t i = 0; i < TL_ARRAY_COUNT(numbers); i++) {
         fchmod_error = numbers[i];
-        replaced.st_mode = S_IFREG | 0644;
+        replaced.info.st_mode = S_IFREG | 0644;
         ck_assert_int_eq(tl_output_file_create(temp_path("f"), 10, &replaced, &file, &error), TL_OK);
         ck_assert_int_eq(tl_output_file_sync(file, &error), TL_OK);
         tl_output_file_put(file);
         unlink(temp_path("f"));
-        replaced.st_mode = S_IFREG | 0444;
+        replaced.info.st_mode = S_IFREG | 0444;
         ck_assert_int_eq(tl_output_file_create(temp_path("f"), 10, &replaced, &file, &error), TL_OK);
         ck_assert_int_ne(tl_output_file_sync(file, &error), TL_OK);
         tl_output_file_put(file);
         unlink(temp_path("f"));
     }
     fchmod_error = EIO;
-    replaced.st_mode = S_IFREG | 0644;
+    replaced.info.st_mode = S_IFREG | 0644;
     ck_assert_int_eq(tl_output_file_create(temp_path("f"), 10, &replaced, &file, &error), TL_OK);
     ck_assert_int_eq(tl_output_file_sync(file, &error), TL_INTERNAL);
     tl_output_file_put(file);
+}
+END_TEST
+
+/* One entry of an ACL as extended attributes have it, after the version in the first 4 bytes. */
+struct acl_entry {
+    uint16_t tag;
+    uint16_t permissions;
+    uint32_t id;
+};
+
+struct acl {
+    uint32_t version;
+    struct acl_entry entries[5];
+};
+
+#define NO_ID UINT32_MAX
+
+/* The owner may read and write, the user 1234 too, the group of the file may nothing, others may read. */
+static const struct acl shared = {
+    2, {{0x01, 6, NO_ID}, {0x02, 6, 1234}, {0x04, 0, NO_ID}, {0x10, 6, NO_ID}, {0x20, 4, NO_ID}}};
+
+/* Sets an ACL; false, which is said, where the file system has none. */
+static bool set_acl(const char *path, const char *name)
+{
+    if (setxattr(path, name, &shared, sizeof(shared), 0) == 0) return true;
+    ck_assert_int_eq(errno, EOPNOTSUPP);
+    printf("%s: the file system has no ACLs, so they are not tested\n", path);
+    return false;
+}
+
+static void check_mode(mode_t mode)
+{
+    struct stat info;
+    ck_assert_int_eq(stat(temp_path("f"), &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, mode);
+}
+
+/* Replaces a file by another, which is synced and then still held. */
+static void replace(const char *path)
+{
+    struct tl_replaced_file replaced = {0};
+    ck_assert_int_eq(stat(path, &replaced.info), 0);
+    ck_assert_int_eq(tl_replaced_file_read_acl(&replaced, path, &error), TL_OK);
+    ck_assert_int_eq(tl_output_file_create(temp_path("f"), 10, &replaced, &file, &error), TL_OK);
+    tl_replaced_file_fini(&replaced);
+    enum tl_status status = tl_output_file_sync(file, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    tl_output_file_put(file);
+}
+
+START_TEST(acl_of_the_replaced_file)
+{
+    struct acl acl;
+    temp_write(temp_path("old"), "old", 3);
+    if (!set_acl(temp_path("old"), "system.posix_acl_access")) return;
+    replace(temp_path("old"));
+    check_mode(0664);
+    ck_assert_int_eq(getxattr(temp_path("f"), "system.posix_acl_access", &acl, sizeof(acl)), sizeof(acl));
+    ck_assert_mem_eq(&acl, &shared, sizeof(acl));
+    unlink(temp_path("f"));
+    fsetxattr_error = ENOSPC;
+    replace(temp_path("old"));
+    check_mode(0600);
+    ck_assert_int_eq(getxattr(temp_path("f"), "system.posix_acl_access", &acl, sizeof(acl)), -1);
+}
+END_TEST
+
+/* The file that is replaced is from before the folder had a default ACL. */
+START_TEST(default_acl_of_the_folder)
+{
+    struct acl acl;
+    temp_write(temp_path("old"), "old", 3);
+    ck_assert_int_eq(chmod(temp_path("old"), 0660), 0);
+    if (!set_acl(temp_folder, "system.posix_acl_default")) return;
+    replace(temp_path("old"));
+    check_mode(0660);
+    ck_assert_int_eq(getxattr(temp_path("f"), "system.posix_acl_access", &acl, sizeof(acl)), -1);
+    ck_assert_int_eq(errno, ENODATA);
+    /* It applies to a file that replaces none. */
+    unlink(temp_path("f"));
+    create(10);
+    ck_assert_int_eq(getxattr(temp_path("f"), "system.posix_acl_access", &acl, sizeof(acl)), sizeof(acl));
+    tl_output_file_put(file);
+}
+END_TEST
+
+START_TEST(acl_of_a_file_that_is_missing)
+{
+    struct tl_replaced_file replaced = {0};
+    ck_assert_int_eq(tl_replaced_file_read_acl(&replaced, temp_path("none"), &error), TL_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(error.message, temp_path("none")));
 }
 END_TEST
 
@@ -349,6 +448,9 @@ int main(void)
     tcase_add_test(tcase, no_address_space);
     tcase_add_test(tcase, sync_fails);
     tcase_add_test(tcase, file_system_without_permissions);
+    tcase_add_test(tcase, acl_of_the_replaced_file);
+    tcase_add_test(tcase, default_acl_of_the_folder);
+    tcase_add_test(tcase, acl_of_a_file_that_is_missing);
     tcase_add_test(tcase, page_could_not_be_written);
     tcase_add_test(tcase, folder_sync);
     tcase_add_test(tcase, no_memory);

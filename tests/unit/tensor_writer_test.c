@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "tensor/mapped_file.h"
@@ -154,6 +155,29 @@ START_TEST(file_is_replaced)
     check_content(temp_path("out"), "old");
     ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
     check_content(temp_path("out"), "abcdef");
+}
+END_TEST
+
+/* The owner may read and write, the user 1234 may read, through the mask; all others may nothing. */
+START_TEST(acl_of_a_file_that_is_replaced)
+{
+    static const uint32_t acl[] = {
+        2, /* the version; then tag and permissions in one word, and the id */
+        0x00060001, UINT32_MAX, 0x00040002, 1234,       0x00000004,
+        UINT32_MAX, 0x00040010, UINT32_MAX, 0x00000020, UINT32_MAX,
+    };
+    char found[sizeof(acl)];
+    temp_write(temp_path("out"), "old", 3);
+    if (setxattr(temp_path("out"), "system.posix_acl_access", acl, sizeof(acl), 0) != 0) {
+        ck_assert_int_eq(errno, EOPNOTSUPP);
+        printf("%s: the file system has no ACLs, so they are not tested\n", temp_folder);
+        return;
+    }
+    ck_assert_int_eq(symlink("out", temp_path("link")), 0);
+    ck_assert_int_eq(start(temp_path("link"), false), TL_OK);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    ck_assert_int_eq(getxattr(temp_path("out"), "system.posix_acl_access", found, sizeof(found)), sizeof(acl));
+    ck_assert_mem_eq(found, acl, sizeof(acl));
 }
 END_TEST
 
@@ -393,6 +417,7 @@ int main(void)
     tcase_add_test(tcase, folder);
     tcase_add_test(tcase, nothing_is_left_without_commit);
     tcase_add_test(tcase, file_is_replaced);
+    tcase_add_test(tcase, acl_of_a_file_that_is_replaced);
     tcase_add_test(tcase, link_to_nothing_is_replaced);
     tcase_add_loop_test(tcase, link_is_changed_while_it_is_followed, 0, 2);
     tcase_add_test(tcase, folders_of_a_file_that_cannot_be_created);
