@@ -3,9 +3,9 @@
  * Writing .npy files, a folder of them or one, version 1.0: with at most 16 dimensions the header always fits
  * into the 65535 bytes of that version.
  *
- * Failure modes: names and dtypes are refused before anything is created, and so are two tensors of which one would be
- * a file and the other would need a folder of the same name; a name that comes twice shows when its file exists already
- * in the temporary folder, which no other process uses.
+ * Failure modes: names, dtypes and too many tensors are refused before anything is created, and so are two tensors of
+ * which one would be a file and the other would need a folder of the same name; a name that comes twice shows when its
+ * file exists already in the temporary folder, which no other process uses.
  */
 #include "tensor/npy.h"
 
@@ -22,6 +22,8 @@
 #include "tensor/tensor_writer.h"
 
 #define MAX_TENSOR_NAME_BYTES 251 /* with ".npy" the 255 of a file name */
+/* Each file is mapped, and tensor/fault_guard.c guards 16384 mappings; the others are left for files that are read. */
+#define MAX_FILES 16000
 #define HEADER_ALIGNMENT_BYTES 64
 #define MAX_HEADER_BYTES 1024 /* with magic and length; 16 dimensions of 19 digits take some 450 */
 
@@ -177,6 +179,11 @@ static enum tl_status create(const char *path, bool is_folder, const struct tl_t
 {
     struct tl_tensor_writer *writer;
     enum tl_status status = TL_OK;
+    if (count > MAX_FILES)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "%s would be a folder of %zu .npy files, and at most %d are possible; write a safetensors "
+                            "file instead",
+                            path, count, MAX_FILES);
     for (size_t i = 0; i < count && status == TL_OK; i++)
         status = check_slot(&slots[i], is_folder, ret_error);
     if (status == TL_OK && is_folder) status = check_folders(slots, count, ret_error);

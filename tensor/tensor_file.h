@@ -79,8 +79,9 @@ enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_te
 
 /* Starts a folder of .npy files: NAME.npy each. The folder is made beside path and renamed; an existing path is
  * refused with TL_ALREADY_EXISTS.
- * Errors: TL_INVALID_ARGUMENT: a name that is no file name ('/', a leading '.', longer than 251 bytes), twice, or a
- * dtype npy cannot hold (all that NumPy itself does not have), naming the tensor. The rest as above. */
+ * Errors: TL_INVALID_ARGUMENT: more than 16000 tensors, a name that is no file name ('/', a leading '.', longer than
+ * 251 bytes), twice, or a dtype npy cannot hold (all that NumPy itself does not have), naming the tensor. The rest as
+ * above. */
 enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
                                     struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
 

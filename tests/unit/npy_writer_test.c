@@ -180,6 +180,21 @@ START_TEST(a_file_where_another_tensor_needs_a_folder)
 }
 END_TEST
 
+START_TEST(too_many_files)
+{
+    enum { COUNT = 16001 };
+    static char names[COUNT][8];
+    struct tl_tensor_slot *slots = calloc(COUNT, sizeof(slots[0]));
+    for (unsigned i = 0; i < COUNT; i++) {
+        snprintf(names[i], sizeof(names[i]), "t%u", i);
+        slots[i] = slot(names[i], TL_U8, 0, 0, 0);
+    }
+    refuse(slots, COUNT, TL_INVALID_ARGUMENT,
+           "/out would be a folder of 16001 .npy files, and at most 16000 are possible; write a safetensors file");
+    free(slots);
+}
+END_TEST
+
 START_TEST(dtypes)
 {
     for (int i = 1; i < TL_DTYPE_COUNT; i++) {
@@ -234,6 +249,7 @@ int main(void)
     tcase_add_test(tcase, longest_path);
     tcase_add_test(tcase, twice);
     tcase_add_test(tcase, a_file_where_another_tensor_needs_a_folder);
+    tcase_add_test(tcase, too_many_files);
     tcase_add_test(tcase, dtypes);
     tcase_add_test(tcase, exists);
     tcase_add_test(tcase, disk_is_full);
