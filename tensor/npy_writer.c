@@ -19,6 +19,7 @@
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "tensor/safetensors.h"
 #include "tensor/tensor_writer.h"
 
 #define MAX_TENSOR_NAME_BYTES 251 /* with ".npy" the 255 of a file name */
@@ -29,10 +30,28 @@
 
 static enum tl_status check_dtype(const struct tl_tensor_slot *slot, struct tl_error *ret_error)
 {
-    if (tl_npy_descr(slot->meta_data.dtype)) return TL_OK;
+    enum tl_dtype dtype = slot->meta_data.dtype;
+    if (tl_npy_descr(dtype)) return TL_OK;
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                        "tensor '%s': NumPy has no dtype %s; write a safetensors file instead", slot->name,
-                        tl_dtype_name(slot->meta_data.dtype));
+                        "tensor '%s': NumPy has no dtype %s; %sleave it out with --exclude '%s'", slot->name,
+                        tl_dtype_name(dtype),
+                        tl_safetensors_has_dtype(dtype) ? "write a safetensors file instead, or " : "", slot->name);
+}
+
+/* NumPy multiplies the size of an element and all dimensions that are not 0, also when the array is empty. */
+static enum tl_status check_shape(const struct tl_tensor_slot *slot, struct tl_error *ret_error)
+{
+    char text[TL_SHAPE_TEXT_BYTES];
+    const struct tl_shape *shape = &slot->meta_data.shape;
+    uint64_t product = tl_dtype_bits(slot->meta_data.dtype) / 8;
+    bool fits = true;
+    for (unsigned i = 0; i < shape->rank && fits; i++)
+        fits = shape->dims[i] == 0 || (tl_mul_u64(product, shape->dims[i], &product) && product <= INT64_MAX);
+    if (fits) return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                        "tensor '%s': NumPy cannot read the shape %s, whose dimensions other than 0 have a product "
+                        "that is too large; leave it out with --exclude '%s'",
+                        slot->name, tl_shape_format(shape, text, sizeof(text)), slot->name);
 }
 
 /* Each part between slashes can be the name of a folder or file, and none leads out of the folder. */
@@ -49,15 +68,16 @@ static bool is_relative_path(const char *name)
 static enum tl_status check_slot(const struct tl_tensor_slot *slot, bool is_folder, struct tl_error *ret_error)
 {
     enum tl_status status = tl_tensor_slot_check(slot, ret_error);
-    if (status != TL_OK) return status;
-    if (!is_folder) return check_dtype(slot, ret_error);
+    if (status == TL_OK) status = check_dtype(slot, ret_error);
+    if (status == TL_OK) status = check_shape(slot, ret_error);
+    if (status != TL_OK || !is_folder) return status;
     if (!is_relative_path(slot->name))
         return tl_error_set(
             ret_error, TL_INVALID_ARGUMENT,
             "tensor '%s': the name cannot be that of a file: between '/' there are 1 to %d bytes without '.' in front;"
             " write a safetensors file instead",
             slot->name, MAX_TENSOR_NAME_BYTES);
-    return check_dtype(slot, ret_error);
+    return TL_OK;
 }
 
 static int compare_names(const void *left, const void *right)

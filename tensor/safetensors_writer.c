@@ -17,6 +17,7 @@
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "tensor/npy.h"
 #include "tensor/tensor_writer.h"
 
 #define DATA_ALIGNMENT_BYTES 64
@@ -45,9 +46,20 @@ static void layout_fini(struct layout *layout)
     json_decref(layout->root);
 }
 
+/* The reference implementation multiplies the dimensions from left to right, and reads nothing of a file where that
+ * overflows, even if a 0 follows. */
+static bool is_shape_readable(const struct tl_shape *shape)
+{
+    uint64_t product = 1;
+    for (unsigned i = 0; i < shape->rank; i++)
+        if (!tl_mul_u64(product, shape->dims[i], &product)) return false;
+    return true;
+}
+
 static enum tl_status check_slot(const struct tl_tensor_slot *slot, struct tl_error *ret_error)
 {
     uint64_t count;
+    char text[TL_SHAPE_TEXT_BYTES];
     enum tl_dtype dtype = slot->meta_data.dtype;
     enum tl_status status = tl_tensor_slot_check(slot, ret_error);
     if (status != TL_OK) return status;
@@ -55,15 +67,22 @@ static enum tl_status check_slot(const struct tl_tensor_slot *slot, struct tl_er
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "safetensors files cannot have a tensor named '%s'",
                             slot->name);
     if (!tl_safetensors_has_dtype(dtype))
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "tensor '%s': safetensors files cannot hold dtype %s",
-                            slot->name, tl_dtype_name(dtype));
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "tensor '%s': safetensors files cannot hold dtype %s; %sleave it out with --exclude '%s'",
+                            slot->name, tl_dtype_name(dtype),
+                            tl_npy_descr(dtype) ? "write npy files instead (--format npy), or " : "", slot->name);
+    if (!is_shape_readable(&slot->meta_data.shape))
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "tensor '%s': a safetensors file with the shape %s, whose product overflows before the 0, "
+                            "cannot be read; leave it out with --exclude '%s'",
+                            slot->name, tl_shape_format(&slot->meta_data.shape, text, sizeof(text)), slot->name);
     TL_CHECK(tl_shape_element_count(&slot->meta_data.shape, &count, NULL) == TL_OK);
     if (count % 8 * tl_dtype_bits(dtype) % 8 != 0)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "tensor '%s': %" PRIu64
                             " elements of %s do not fill their last byte, which safetensors files"
-                            " demand",
-                            slot->name, count, tl_dtype_name(dtype));
+                            " demand; leave it out with --exclude '%s'",
+                            slot->name, count, tl_dtype_name(dtype), slot->name);
     return TL_OK;
 }
 

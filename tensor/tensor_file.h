@@ -67,11 +67,11 @@ struct tl_tensor_slot {
  * may set them. A symbolic link to a file is followed: that file is replaced. The data are in an order that aligns
  * every element; the data of the file start at a multiple of 64 bytes. Errors: TL_INVALID_ARGUMENT: path is there and
  * no regular file, a name twice, empty, longer than 512 bytes, not UTF-8 or "__metadata__", a dtype safetensors cannot
- * hold (STRING, C128, I4, U4), a dead tensor, or a packed tensor whose bits do not fill its bytes, naming the tensor;
- * a header of more than 100 MB or, about, 4,194,304 values.
- * TL_FAILED_PRECONDITION: a symbolic link of path was changed at the same time.
- * TL_OUT_OF_RANGE: more than 2^63-1 bytes. As tl_error_set_errno for the file: a full disk is TL_RESOURCE_EXHAUSTED and
- * says how many bytes were needed. Nothing is left behind. annotations become the file's `__metadata__`; NULL: none. */
+ * hold (STRING, C128, I4, U4), a shape whose product overflows from left to right before a 0, a dead tensor, or a
+ * packed tensor whose bits do not fill its bytes, naming the tensor; a header of more than 100 MB or, about, 4,194,304
+ * values. TL_FAILED_PRECONDITION: a symbolic link of path was changed at the same time. TL_OUT_OF_RANGE: more than
+ * 2^63-1 bytes. As tl_error_set_errno for the file: a full disk is TL_RESOURCE_EXHAUSTED and says how many bytes were
+ * needed. Nothing is left behind. annotations become the file's `__metadata__`; NULL: none. */
 enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
                                             const struct tl_annotations *annotations,
                                             struct tl_tensor_writer **ret_writer,
@@ -80,14 +80,14 @@ enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_te
 /* Starts a folder of .npy files: NAME.npy each. The folder is made beside path and renamed; an existing path is
  * refused with TL_ALREADY_EXISTS.
  * Errors: TL_INVALID_ARGUMENT: more than 16000 tensors, a name that is no file name ('/', a leading '.', longer than
- * 251 bytes), twice, or a dtype npy cannot hold (all that NumPy itself does not have), naming the tensor. The rest as
- * above. */
+ * 251 bytes), twice, a dtype npy cannot hold (all that NumPy itself does not have), or a shape whose dimensions other
+ * than 0 have a product that is too large, naming the tensor. The rest as above. */
 enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
                                     struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Starts one .npy file with one tensor, whose name is not in it. A file that is there is replaced, as above.
- * Errors: TL_INVALID_ARGUMENT: path is there and no regular file, or a dtype that npy cannot hold. The rest as above.
- */
+ * Errors: TL_INVALID_ARGUMENT: path is there and no regular file, or a dtype or shape that npy cannot hold. The rest as
+ * above. */
 enum tl_status tl_npy_file_writer_create(const char *path, const struct tl_tensor_slot *slot,
                                          struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
 

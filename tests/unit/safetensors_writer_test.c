@@ -60,6 +60,7 @@ START_TEST(read_again)
         slot("bytes", TL_U8, 3),
         slot("floats", TL_F32, 5),
         slot("none", TL_F64, 0),
+        {.name = "empty", .meta_data = {.dtype = TL_U8, .shape = {3, {0, UINT64_C(1) << 40, UINT64_C(1) << 40}}}},
         slot("packed", TL_F6_E2M3, 4),
         slot("caf\xc3\xa9 \"quoted\"\n", TL_BF16, 1),
         {.name = "scalar", .meta_data = {.dtype = TL_C64, .size_bytes = 8}},
@@ -166,7 +167,16 @@ START_TEST(refused)
     for (size_t i = 0; i < TL_ARRAY_COUNT(dtypes); i++) {
         const struct tl_tensor_slot bad = slot("w", dtypes[i], 2);
         refuse(&bad, 1, TL_INVALID_ARGUMENT, "'w'");
+        refuse(&bad, 1, TL_INVALID_ARGUMENT, "leave it out with --exclude 'w'");
+        ck_assert_int_eq(strstr(error.message, "--format npy") != NULL, dtypes[i] == TL_C128);
     }
+    /* The reference implementation reads nothing of such a file. */
+    const uint64_t large = UINT64_C(1) << 40;
+    const struct tl_tensor_slot overflows = {.name = "w",
+                                             .meta_data = {.dtype = TL_U8, .shape = {3, {large, large, 0}}}};
+    refuse(&overflows, 1, TL_INVALID_ARGUMENT,
+           "tensor 'w': a safetensors file with the shape [1099511627776, 1099511627776, 0]");
+    refuse(&overflows, 1, TL_INVALID_ARGUMENT, "leave it out with --exclude 'w'");
     const struct tl_tensor_slot strings = {.name = "w",
                                            .meta_data = {.dtype = TL_STRING, .shape = {1, {1}}, .size_bytes = 8}};
     refuse(&strings, 1, TL_INVALID_ARGUMENT, "STRING");
@@ -174,6 +184,7 @@ START_TEST(refused)
     refuse(&dead, 1, TL_INVALID_ARGUMENT, "dead");
     const struct tl_tensor_slot half = slot("w", TL_F4, 3);
     refuse(&half, 1, TL_INVALID_ARGUMENT, "fill");
+    refuse(&half, 1, TL_INVALID_ARGUMENT, "leave it out with --exclude 'w'");
     const struct tl_tensor_slot reserved = slot("__metadata__", TL_U8, 1);
     refuse(&reserved, 1, TL_INVALID_ARGUMENT, "__metadata__");
     const struct tl_tensor_slot unnamed = slot("", TL_U8, 1);
