@@ -126,7 +126,8 @@ static bool print_json(const struct tl_pull *pull, const struct tl_error *error)
     tl_json_out_put_text(root, "output", pull->output);
     tl_json_out_put_text(root, "device", tl_device_format(pull->device, device));
     tl_json_out_put_annotations(tl_json_out_put_object(root, "metadata"), pull->annotations);
-    tl_json_out_put_bool(root, "complete", error->code == TL_OK);
+    /* It is there, too, when only the sync of its folder failed. */
+    tl_json_out_put_bool(root, "complete", pull->writer && !tl_tensor_writer_temporary_path(pull->writer));
     if (error->code != TL_OK) tl_json_out_put_text(root, "error", error->message);
     if (pull->has_table) put_details(pull, root);
     return tl_json_out_print(root, false);

@@ -273,6 +273,23 @@ class Pull(PullCase):
         self.assert_run(0, "pull", *self.target, "-o", self.out())
         self.assertEqual((self.out().stat().st_uid, self.out().stat().st_gid), (12, 34))
 
+    def test_the_folder_of_the_output_cannot_be_synced(self):
+        """Nobody may open it; the output is there all the same."""
+        self.serve()
+        self.out().parent.chmod(0o333)
+        self.addCleanup(self.out().parent.chmod, 0o755)
+        prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+        command = [*prefix, cli_support.PROGRAM, "pull", *self.target, "-o", self.out(), "--json"]
+        result = subprocess.run(list(map(str, command)), env=environment(), check=False, timeout=PATIENCE,
+                                capture_output=True, text=True)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertRegex(result.stderr, "^tensorlane pull: .*out.safetensors is complete but may not outlast a crash: "
+                                        "cannot sync the folder ")
+        shown = json.loads(result.stdout)
+        self.assertEqual((shown["complete"], shown["failed"]), (True, 0))
+        self.assertIn("may not outlast a crash", shown["error"])
+        self.assertEqual(read_safetensors(self.out()), self.tensors)
+
     def test_follows_symbolic_links(self):
         """A pull replaces the file that a link leads to and keeps its mode; a link to a missing file is replaced
         itself."""
