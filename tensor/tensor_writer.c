@@ -141,6 +141,15 @@ no_memory:
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to write %s", path);
 }
 
+/* Without the check the error would name the temporary file. */
+static enum tl_status check_folder(const struct tl_tensor_writer *writer, struct tl_error *ret_error)
+{
+    struct stat info;
+    if (stat(writer->folder_path, &info) == 0 || errno != ENOENT) return TL_OK;
+    return tl_error_set(ret_error, TL_NOT_FOUND, "cannot write %s: the folder %s does not exist; create it first",
+                        writer->target_path, writer->folder_path);
+}
+
 enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_folder,
                                       struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
 {
@@ -157,6 +166,7 @@ enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_fo
     }
     writer->count = count;
     status = choose_names(writer, path, ret_error);
+    if (status == TL_OK) status = check_folder(writer, ret_error);
     if (status != TL_OK) goto fail;
     if (is_folder) {
         if (mkdir(writer->temporary_path, 0777) != 0) {

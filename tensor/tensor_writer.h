@@ -12,7 +12,7 @@
 /* Starts a writer for up to count tensors: checks the target and chooses the temporary name beside it. With is_folder
  * the temporary folder is made. Errors: as tl_error_set_errno; TL_INVALID_ARGUMENT: path ends in no name, or something
  * other than a file is there. TL_FAILED_PRECONDITION: a symbolic link of path was changed at the same time.
- * TL_ALREADY_EXISTS: is_folder, and something is there. */
+ * TL_ALREADY_EXISTS: is_folder, and something is there. TL_NOT_FOUND: the folder of path is missing. */
 enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_folder,
                                       struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
 

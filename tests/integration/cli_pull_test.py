@@ -351,7 +351,8 @@ class Refused(PullCase):
 
     def test_folder_that_is_missing(self):
         self.serve()
-        result = self.assert_error(1, "No such file", "pull", *self.target, "-o", self.folder / "no/out.safetensors")
+        result = self.assert_error(1, f"the folder {self.folder}/no does not exist; create it first", "pull",
+                                   *self.target, "-o", self.folder / "no/out.safetensors")
         self.assertEqual(result.stdout, "")
 
     def test_names_that_are_no_file_names(self):

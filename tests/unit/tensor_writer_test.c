@@ -250,6 +250,17 @@ START_TEST(targets_refused)
 }
 END_TEST
 
+START_TEST(folder_is_missing)
+{
+    char expected[600];
+    const char *path = temp_path("none/out"), *folder = temp_path("none");
+    snprintf(expected, sizeof(expected), "cannot write %s: the folder %s does not exist; create it first", path,
+             folder);
+    ck_assert_int_eq(start(path, _i != 0), TL_NOT_FOUND);
+    ck_assert_str_eq(error.message, expected);
+}
+END_TEST
+
 START_TEST(relative_paths)
 {
     ck_assert_int_eq(chdir(temp_folder), 0);
@@ -422,6 +433,7 @@ int main(void)
     tcase_add_loop_test(tcase, link_is_changed_while_it_is_followed, 0, 2);
     tcase_add_test(tcase, folders_of_a_file_that_cannot_be_created);
     tcase_add_test(tcase, targets_refused);
+    tcase_add_loop_test(tcase, folder_is_missing, 0, 2);
     tcase_add_test(tcase, relative_paths);
     tcase_add_test(tcase, longest_name);
     tcase_add_test(tcase, held_destination_refuses_commit);
