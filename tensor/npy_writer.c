@@ -195,7 +195,8 @@ static enum tl_status fill_writer(struct tl_tensor_writer *writer, bool is_folde
 }
 
 static enum tl_status create(const char *path, bool is_folder, const struct tl_tensor_slot *slots, size_t count,
-                             struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
+                             const struct tl_writer_stop *stop, struct tl_tensor_writer **ret_writer,
+                             struct tl_error *ret_error)
 {
     struct tl_tensor_writer *writer;
     enum tl_status status = TL_OK;
@@ -208,7 +209,7 @@ static enum tl_status create(const char *path, bool is_folder, const struct tl_t
         status = check_slot(&slots[i], is_folder, ret_error);
     if (status == TL_OK && is_folder) status = check_folders(slots, count, ret_error);
     if (status != TL_OK) return status;
-    status = tl_tensor_writer_start(path, count, is_folder, &writer, ret_error);
+    status = tl_tensor_writer_start(path, count, is_folder, stop, &writer, ret_error);
     if (status != TL_OK) return status;
     status = fill_writer(writer, is_folder, slots, count, ret_error);
     if (status != TL_OK) {
@@ -220,13 +221,15 @@ static enum tl_status create(const char *path, bool is_folder, const struct tl_t
 }
 
 enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
-                                    struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
+                                    const struct tl_writer_stop *stop, struct tl_tensor_writer **ret_writer,
+                                    struct tl_error *ret_error)
 {
-    return create(path, true, slots, count, ret_writer, ret_error);
+    return create(path, true, slots, count, stop, ret_writer, ret_error);
 }
 
 enum tl_status tl_npy_file_writer_create(const char *path, const struct tl_tensor_slot *slot,
-                                         struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
+                                         const struct tl_writer_stop *stop, struct tl_tensor_writer **ret_writer,
+                                         struct tl_error *ret_error)
 {
-    return create(path, false, slot, 1, ret_writer, ret_error);
+    return create(path, false, slot, 1, stop, ret_writer, ret_error);
 }

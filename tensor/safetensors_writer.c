@@ -217,7 +217,7 @@ static enum tl_status fill_writer(struct tl_tensor_writer *writer, const struct 
 }
 
 enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
-                                            const struct tl_annotations *annotations,
+                                            const struct tl_annotations *annotations, const struct tl_writer_stop *stop,
                                             struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
 {
     struct tl_tensor_writer *writer = NULL;
@@ -227,7 +227,7 @@ enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_te
     enum tl_status status = place_all(&layout, slots, path, ret_error);
     if (status == TL_OK) status = check_value_count(&layout, annotations, path, ret_error);
     if (status == TL_OK) status = build_header(&layout, annotations, path, ret_error);
-    if (status == TL_OK) status = tl_tensor_writer_start(path, count, false, &writer, ret_error);
+    if (status == TL_OK) status = tl_tensor_writer_start(path, count, false, stop, &writer, ret_error);
     if (status == TL_OK) status = fill_writer(writer, &layout, ret_error);
     layout_fini(&layout);
     if (status != TL_OK) {

@@ -62,6 +62,13 @@ struct tl_tensor_slot {
     struct tl_meta_data meta_data;
 };
 
+/* How a caller can stop a writer that is being created or committed. It is asked before work on each file and before
+ * the rename; when it answers true, the call fails with TL_CANCELLED, "interrupted". The context stays the caller's. */
+struct tl_writer_stop {
+    bool (*is_wanted)(void *context); /* NULL: never */
+    void *context;
+};
+
 /* Starts a safetensors file at path: writes the header, allocates all disk space and maps the data. A file that is
  * there is replaced by the rename of commit; the new one has its permissions, and its owner and group where the process
  * may set them. A symbolic link to a file is followed: that file is replaced. The data are in an order that aligns
@@ -71,9 +78,10 @@ struct tl_tensor_slot {
  * packed tensor whose bits do not fill its bytes, naming the tensor; a header of more than 100 MB or, about, 4,194,304
  * values. TL_FAILED_PRECONDITION: a symbolic link of path was changed at the same time. TL_OUT_OF_RANGE: more than
  * 2^63-1 bytes. As tl_error_set_errno for the file: a full disk is TL_RESOURCE_EXHAUSTED and says how many bytes were
- * needed. Nothing is left behind. annotations become the file's `__metadata__`; NULL: none. */
+ * needed. TL_CANCELLED: stop (NULL: never) wants it. Nothing is left behind. annotations become the file's
+ * `__metadata__`; NULL: none. */
 enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
-                                            const struct tl_annotations *annotations,
+                                            const struct tl_annotations *annotations, const struct tl_writer_stop *stop,
                                             struct tl_tensor_writer **ret_writer,
                                             struct tl_error *ret_error) TL_MUST_USE;
 
@@ -83,13 +91,15 @@ enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_te
  * 251 bytes), twice, a dtype npy cannot hold (all that NumPy itself does not have), or a shape whose dimensions other
  * than 0 have a product that is too large, naming the tensor. The rest as above. */
 enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
-                                    struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
+                                    const struct tl_writer_stop *stop, struct tl_tensor_writer **ret_writer,
+                                    struct tl_error *ret_error) TL_MUST_USE;
 
 /* Starts one .npy file with one tensor, whose name is not in it. A file that is there is replaced, as above.
  * Errors: TL_INVALID_ARGUMENT: path is there and no regular file, or a dtype or shape that npy cannot hold. The rest as
  * above. */
 enum tl_status tl_npy_file_writer_create(const char *path, const struct tl_tensor_slot *slot,
-                                         struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
+                                         const struct tl_writer_stop *stop, struct tl_tensor_writer **ret_writer,
+                                         struct tl_error *ret_error) TL_MUST_USE;
 
 /* The writable tensor of slot i, lying in the file; one reference for the caller, which must be put before commit. It
  * may be kept longer than the writer: the memory stays valid. */
@@ -101,9 +111,9 @@ enum tl_status tl_tensor_writer_check(const struct tl_tensor_writer *writer, str
 
 /* Makes the file durable and visible: sync, then rename. Blocks: until the disk has it. Errors: TL_FAILED_PRECONDITION:
  * a destination is still held, naming it; commit may be called again. As tl_error_set_errno, naming the path.
- * TL_ALREADY_EXISTS: the folder's target has appeared meanwhile. TL_DATA_LOSS: the disk could not be written. Nothing
- * is left behind after tl_tensor_writer_destroy, except that the target stays when only the last sync of its folder
- * failed, which the message says. */
+ * TL_ALREADY_EXISTS: the folder's target has appeared meanwhile. TL_DATA_LOSS: the disk could not be written.
+ * TL_CANCELLED: stop wanted it before the rename. Nothing is left behind after tl_tensor_writer_destroy, except that
+ * the target stays when only the last sync of its folder failed, which the message says. */
 enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Ends the writer, removing what was not committed. NULL is accepted. */

@@ -6,6 +6,7 @@
  * files and tensors; a transport writes into the tensors; commit syncs every file, renames, and syncs the folder.
  *
  * Failure modes: whatever fails before the rename leaves the target as it was, and destroy removes the temporary name.
+ * The caller's stop is such a failure: it is asked between files, so that an interrupt does not wait for thousands.
  * A tensor that is still held keeps its mapping, not the name: a late write lands in a file without a name. If the
  * folder cannot be synced after the rename, the target is there and commit says that it may not outlast a crash.
  */
@@ -44,7 +45,14 @@ struct tl_tensor_writer {
     size_t count;
     struct tl_output_file **files; /* [file_count], with space for count, at least 1 */
     size_t file_count;
+    struct tl_writer_stop stop;
 };
+
+static enum tl_status check_stop(const struct tl_tensor_writer *writer, struct tl_error *ret_error)
+{
+    if (!writer->stop.is_wanted || !writer->stop.is_wanted(writer->stop.context)) return TL_OK;
+    return tl_error_set(ret_error, TL_CANCELLED, "interrupted");
+}
 
 /* ---------------------------------------------------------------------------------------------------- starting -- */
 
@@ -150,13 +158,14 @@ static enum tl_status check_folder(const struct tl_tensor_writer *writer, struct
                         writer->target_path, writer->folder_path);
 }
 
-enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_folder,
+enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_folder, const struct tl_writer_stop *stop,
                                       struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
 {
     enum tl_status status;
     struct tl_tensor_writer *writer = calloc(1, sizeof(*writer));
     if (writer) {
         writer->is_folder = is_folder;
+        if (stop) writer->stop = *stop;
         writer->destinations = calloc(count + 1, sizeof(writer->destinations[0]));
         writer->files = calloc(count + 1, sizeof(writer->files[0]));
     }
@@ -229,10 +238,12 @@ enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const 
     char *path = NULL;
     TL_CHECK(writer->is_folder == (name != NULL));
     TL_CHECK(writer->file_count < writer->count + 1);
+    enum tl_status status = check_stop(writer, ret_error);
+    if (status != TL_OK) return status;
     if (name && asprintf(&path, "%s/%s", writer->temporary_path, name) < 0)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to write %s", writer->target_path);
     struct tl_output_file *file;
-    enum tl_status status = path ? make_folders(writer, path, ret_error) : TL_OK;
+    status = path ? make_folders(writer, path, ret_error) : TL_OK;
     if (status == TL_OK)
         status = tl_output_file_create(path ? path : writer->temporary_path, len_bytes,
                                        writer->is_replacing ? &writer->replaced : NULL, &file, ret_error);
@@ -247,8 +258,10 @@ enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const 
 enum tl_status tl_tensor_writer_give_back_space(struct tl_tensor_writer *writer, struct tl_error *ret_error)
 {
     enum tl_status status = TL_OK;
-    for (size_t i = 0; i < writer->file_count && status == TL_OK; i++)
-        status = tl_output_file_give_back_space(writer->files[i], ret_error);
+    for (size_t i = 0; i < writer->file_count && status == TL_OK; i++) {
+        status = check_stop(writer, ret_error);
+        if (status == TL_OK) status = tl_output_file_give_back_space(writer->files[i], ret_error);
+    }
     return status;
 }
 
@@ -346,11 +359,13 @@ enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct t
                                 "cannot finish %s: tensor '%s' is still in use; put every reference first",
                                 writer->target_path, writer->destinations[i].name);
     for (size_t i = 0; i < writer->file_count && status == TL_OK; i++) {
-        status = tl_output_file_sync(writer->files[i], ret_error);
+        status = check_stop(writer, ret_error);
+        if (status == TL_OK) status = tl_output_file_sync(writer->files[i], ret_error);
         if (status == TL_OK)
             status = each_folder(writer, tl_output_file_path(writer->files[i]), tl_folder_sync, ret_error);
     }
     if (status == TL_OK && writer->is_folder) status = tl_folder_sync(writer->temporary_path, ret_error);
+    if (status == TL_OK) status = check_stop(writer, ret_error);
     if (status != TL_OK) return status;
     if (rename_temporary(writer) != 0)
         return tl_error_set_errno(ret_error, errno, "cannot rename %s to %s", writer->temporary_path,

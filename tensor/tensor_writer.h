@@ -12,17 +12,19 @@
 /* Starts a writer for up to count tensors: checks the target and chooses the temporary name beside it. With is_folder
  * the temporary folder is made. Errors: as tl_error_set_errno; TL_INVALID_ARGUMENT: path ends in no name, or something
  * other than a file is there. TL_FAILED_PRECONDITION: a symbolic link of path was changed at the same time.
- * TL_ALREADY_EXISTS: is_folder, and something is there. TL_NOT_FOUND: the folder of path is missing. */
-enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_folder,
+ * TL_ALREADY_EXISTS: is_folder, and something is there. TL_NOT_FOUND: the folder of path is missing. stop (NULL: never)
+ * is copied. */
+enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_folder, const struct tl_writer_stop *stop,
                                       struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Creates a file of the writer: the temporary file itself (name NULL), or NAME in the temporary folder. The writer owns
- * *ret_file. Errors: as tl_output_file_create; the folders that were made for NAME alone are removed. */
+ * *ret_file. Errors: as tl_output_file_create; the folders that were made for NAME alone are removed. TL_CANCELLED:
+ * stop wants it. */
 enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const char *name, uint64_t len_bytes,
                                          struct tl_output_file **ret_file, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Gives back the space of all files, when all are added and nothing is written: all of them fit on the disk. Errors: as
- * tl_output_file_give_back_space. */
+ * tl_output_file_give_back_space. TL_CANCELLED: stop wants it. */
 enum tl_status tl_tensor_writer_give_back_space(struct tl_tensor_writer *writer,
                                                 struct tl_error *ret_error) TL_MUST_USE;
 

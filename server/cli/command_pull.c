@@ -89,8 +89,15 @@ static enum tl_status check_storable(const struct tl_pull *pull, struct tl_error
     return TL_OK;
 }
 
+static bool is_interrupted(void *context)
+{
+    (void)context;
+    return tl_interrupt_is_set();
+}
+
 static enum tl_status create_writer(struct tl_pull *pull, struct tl_error *ret_error)
 {
+    const struct tl_writer_stop stop = {.is_wanted = is_interrupted};
     size_t count = pull->listing.count;
     struct tl_tensor_slot *slots = calloc(count, sizeof(*slots));
     pull->items = calloc(count, sizeof(*pull->items));
@@ -105,11 +112,12 @@ static enum tl_status create_writer(struct tl_pull *pull, struct tl_error *ret_e
     }
     enum tl_status status;
     if (pull->is_npy_file)
-        status = tl_npy_file_writer_create(pull->output, slots, &pull->writer, ret_error);
+        status = tl_npy_file_writer_create(pull->output, slots, &stop, &pull->writer, ret_error);
     else if (pull->is_npy)
-        status = tl_npy_writer_create(pull->output, slots, count, &pull->writer, ret_error);
+        status = tl_npy_writer_create(pull->output, slots, count, &stop, &pull->writer, ret_error);
     else
-        status = tl_safetensors_writer_create(pull->output, slots, count, pull->annotations, &pull->writer, ret_error);
+        status = tl_safetensors_writer_create(pull->output, slots, count, pull->annotations, &stop, &pull->writer,
+                                              ret_error);
     free(slots);
     for (size_t i = 0; status == TL_OK && i < count; i++)
         pull->items[i].destination = tl_tensor_writer_destination(pull->writer, i);

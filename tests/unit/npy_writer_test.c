@@ -32,7 +32,7 @@ static struct tl_tensor_slot slot(const char *name, enum tl_dtype dtype, unsigne
 
 static void create(const struct tl_tensor_slot *slots, size_t count)
 {
-    enum tl_status status = tl_npy_writer_create(temp_path("out"), slots, count, &writer, &error);
+    enum tl_status status = tl_npy_writer_create(temp_path("out"), slots, count, NULL, &writer, &error);
     ck_assert_msg(status == TL_OK, "%s", error.message);
 }
 
@@ -117,7 +117,7 @@ END_TEST
 static void refuse(const struct tl_tensor_slot *slots, size_t count, enum tl_status status, const char *part)
 {
     writer = NULL;
-    ck_assert_int_eq(tl_npy_writer_create(temp_path("out"), slots, count, &writer, &error), status);
+    ck_assert_int_eq(tl_npy_writer_create(temp_path("out"), slots, count, NULL, &writer, &error), status);
     ck_assert_ptr_null(writer);
     ck_assert_msg(strstr(error.message, part) != NULL, "%s", error.message);
     ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
@@ -222,7 +222,7 @@ START_TEST(shapes)
                                          slot("w", TL_U8, 3, 0, UINT64_C(1) << 40)};
     refuse(&bad[0], 1, TL_INVALID_ARGUMENT, "tensor 'v': NumPy cannot read the shape [0, 1152921504606846976]");
     refuse(&bad[1], 1, TL_INVALID_ARGUMENT, "leave it out with --exclude 'w'");
-    ck_assert_int_eq(tl_npy_file_writer_create(temp_path("out"), &bad[0], &writer, &error), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(tl_npy_file_writer_create(temp_path("out"), &bad[0], NULL, &writer, &error), TL_INVALID_ARGUMENT);
     create(fits, 1);
 }
 END_TEST
@@ -230,7 +230,7 @@ END_TEST
 START_TEST(exists)
 {
     const struct tl_tensor_slot one = slot("w", TL_U8, 0, 0, 0);
-    ck_assert_int_eq(tl_npy_writer_create(temp_folder, &one, 1, &writer, &error), TL_ALREADY_EXISTS);
+    ck_assert_int_eq(tl_npy_writer_create(temp_folder, &one, 1, NULL, &writer, &error), TL_ALREADY_EXISTS);
     ck_assert_ptr_nonnull(strstr(error.message, temp_folder));
 }
 END_TEST

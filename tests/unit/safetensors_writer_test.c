@@ -35,7 +35,7 @@ static struct tl_tensor_slot slot(const char *name, enum tl_dtype dtype, uint64_
 
 static void create(const struct tl_tensor_slot *slots, size_t count)
 {
-    enum tl_status status = tl_safetensors_writer_create(temp_path("out"), slots, count, NULL, &writer, &error);
+    enum tl_status status = tl_safetensors_writer_create(temp_path("out"), slots, count, NULL, NULL, &writer, &error);
     ck_assert_msg(status == TL_OK, "%s", error.message);
 }
 
@@ -116,7 +116,8 @@ START_TEST(annotations_come_first)
     struct tl_annotations *annotations;
     char bytes[200];
     ck_assert_int_eq(tl_annotations_create(pairs, 2, &annotations, &error), TL_OK);
-    ck_assert_int_eq(tl_safetensors_writer_create(temp_path("out"), &one, 1, annotations, &writer, &error), TL_OK);
+    ck_assert_int_eq(tl_safetensors_writer_create(temp_path("out"), &one, 1, annotations, NULL, &writer, &error),
+                     TL_OK);
     commit_and_read();
     int fd = open(temp_path("out"), O_RDONLY);
     ck_assert_int_ge(read(fd, bytes, sizeof(bytes)), 128);
@@ -153,7 +154,7 @@ END_TEST
 static void refuse(const struct tl_tensor_slot *slots, size_t count, enum tl_status status, const char *part)
 {
     writer = NULL;
-    ck_assert_int_eq(tl_safetensors_writer_create(temp_path("out"), slots, count, NULL, &writer, &error), status);
+    ck_assert_int_eq(tl_safetensors_writer_create(temp_path("out"), slots, count, NULL, NULL, &writer, &error), status);
     ck_assert_ptr_null(writer);
     ck_assert_msg(strstr(error.message, part) != NULL, "%s", error.message);
     ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
@@ -205,7 +206,8 @@ END_TEST
 START_TEST(target_is_a_folder)
 {
     const struct tl_tensor_slot one = slot("w", TL_U8, 1);
-    ck_assert_int_eq(tl_safetensors_writer_create(temp_folder, &one, 1, NULL, &writer, &error), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(tl_safetensors_writer_create(temp_folder, &one, 1, NULL, NULL, &writer, &error),
+                     TL_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(error.message, temp_folder));
 }
 END_TEST
@@ -261,7 +263,8 @@ START_TEST(out_of_memory)
     for (unsigned n = 1;; n++) {
         writer = NULL;
         fault_arm(n);
-        enum tl_status status = tl_safetensors_writer_create(temp_path("out"), slots, 2, annotations, &writer, &error);
+        enum tl_status status =
+            tl_safetensors_writer_create(temp_path("out"), slots, 2, annotations, NULL, &writer, &error);
         if (!fault_was_hit()) {
             ck_assert_uint_gt(n, 20);
             ck_assert_int_eq(status, TL_OK);

@@ -60,12 +60,21 @@ static void teardown(void)
     temp_folder_remove();
 }
 
+static unsigned asked_count, stop_at; /* How often the writer has asked, and when it is told to stop; 0: never. */
+
+static bool is_stop_wanted(void *context)
+{
+    ck_assert_ptr_eq(context, &stop_at);
+    return ++asked_count == stop_at;
+}
+
 /* Writes a file with both slots, or a folder with a file for each. */
 static enum tl_status start(const char *path, bool is_folder)
 {
     struct tl_output_file *file = NULL;
     struct tl_tensor_writer *started;
-    enum tl_status status = tl_tensor_writer_start(path, 2, is_folder, &started, &error);
+    const struct tl_writer_stop stop = {is_stop_wanted, &stop_at};
+    enum tl_status status = tl_tensor_writer_start(path, 2, is_folder, &stop, &started, &error);
     if (status != TL_OK) return status;
     for (size_t i = 0; i < 2 && status == TL_OK; i++) {
         if (is_folder || i == 0)
@@ -73,6 +82,7 @@ static enum tl_status start(const char *path, bool is_folder)
         if (status == TL_OK)
             status = tl_tensor_writer_add_tensor(started, i, &slots[i], file, is_folder ? 0 : i * 4, &error);
     }
+    if (status == TL_OK) status = tl_tensor_writer_give_back_space(started, &error);
     if (status != TL_OK) {
         tl_tensor_writer_destroy(started);
         return status;
@@ -219,7 +229,7 @@ START_TEST(folders_of_a_file_that_cannot_be_created)
     while (len < 4040)
         len += (size_t)snprintf(path + len, sizeof(path) - len, "/.");
     snprintf(path + len, sizeof(path) - len, "/o");
-    ck_assert_int_eq(tl_tensor_writer_start(path, 1, true, &writer, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_writer_start(path, 1, true, NULL, &writer, &error), TL_OK);
     static const char name[] = "a/bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb/c/d";
     ck_assert_int_eq(tl_tensor_writer_add_file(writer, name, 6, &file, &error), TL_INVALID_ARGUMENT);
     ck_assert_int_eq(error.code, TL_INVALID_ARGUMENT);
@@ -403,6 +413,35 @@ START_TEST(slots_checked)
 }
 END_TEST
 
+/* Whenever it is interrupted before the rename, nothing is left; after the rename it asks no more. */
+START_TEST(interrupted)
+{
+    const bool is_folder = _i != 0;
+    unsigned while_started = 0, while_committed = 0;
+    for (stop_at = 1;; stop_at++) {
+        asked_count = 0;
+        writer = NULL;
+        enum tl_status status = start(temp_path("out"), is_folder);
+        if (status != TL_OK) while_started++;
+        if (status == TL_OK) {
+            status = tl_tensor_writer_commit(writer, &error);
+            if (status == TL_OK) break;
+            while_committed++;
+            ck_assert_ptr_nonnull(tl_tensor_writer_temporary_path(writer));
+            tl_tensor_writer_destroy(writer);
+        }
+        ck_assert_int_eq(status, TL_CANCELLED);
+        ck_assert_str_eq(error.message, "interrupted");
+        ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
+    }
+    /* It asks for each file that it creates, empties and syncs, and before the rename. */
+    ck_assert_uint_eq(while_started, is_folder ? 4 : 2);
+    ck_assert_uint_eq(while_committed, is_folder ? 3 : 2);
+    ck_assert_uint_eq(asked_count, while_started + while_committed);
+    ck_assert_int_eq(access(temp_path("out"), F_OK), 0);
+}
+END_TEST
+
 START_TEST(out_of_memory)
 {
     for (unsigned n = 1;; n++) {
@@ -444,6 +483,7 @@ int main(void)
     tcase_add_loop_test(tcase, folder_has_appeared_meanwhile, 0, 2);
     tcase_add_test(tcase, folder_without_the_flag);
     tcase_add_test(tcase, slots_checked);
+    tcase_add_loop_test(tcase, interrupted, 0, 2);
     tcase_add_loop_test(tcase, out_of_memory, 0, 2);
     suite_add_tcase(suite, tcase);
     TCase *fatal = tcase_create("fatal");
