@@ -29,8 +29,9 @@
 # that all nodes see. With {name} in "security.tls" of TENSORLANE_SETTINGS each task takes its own. client.pem is for
 # this script and the command beside the workers.
 #
-# Failure modes: a worker that does not become healthy or ends early ends the job with its status, after its log and the
-# table of `tensorlane health`; a signal stops the workers first.
+# Failure modes: when a worker ends early, also while the command runs, the command is stopped and the job ends with the
+# status of srun, after the log of the worker and the table of `tensorlane health`. When not all workers become healthy
+# in time, the job ends with 1 after the table. A signal stops the command and the workers.
 set -euo pipefail
 
 die() {
@@ -43,6 +44,7 @@ cluster_json() {
     local port=${TENSORLANE_PORT:-4000} ps_count=${TENSORLANE_PS:-1} nodes=${SLURM_JOB_NUM_NODES:-1} per_host=1
     local jobs=(--tasks worker)
     [[ $ps_count =~ ^[0-9]{1,5}$ ]] || die "TENSORLANE_PS=$ps_count is no number of nodes"
+    ps_count=$((10#$ps_count)) # 08 is no octal number
     ((ps_count <= nodes)) || die "TENSORLANE_PS=$ps_count, but the allocation has only $nodes nodes"
     ((ps_count == 0)) || jobs=(--tasks "ps=$ps_count" "${jobs[@]}")
     # With two tasks on each node the first ones of all nodes are counted first.
@@ -52,17 +54,39 @@ cluster_json() {
         ${TENSORLANE_SETTINGS:+--settings "$TENSORLANE_SETTINGS"}
 }
 
-# Waits until every worker is healthy; fails when they have ended or the time is over.
+# Ends the job, because the workers have ended with this status. 0 would claim that the command has run.
+end_with_workers() {
+    local status=$1 program=$2
+    printf 'slurm.sh: the workers have ended with status %s, see above\n' "$status" >&2
+    "$program" health --config "$TENSORLANE_CONFIG" >&2 || true
+    exit "$((status ? status : 1))"
+}
+
+# Waits until every worker is healthy; ends the job when they have ended or the time is over.
 wait_until_healthy() {
-    local config=$1 workers_pid=$2 program=$3 deadline=$((SECONDS + 10#${TENSORLANE_WAIT:-120}))
-    until "$program" health --config "$config" > /dev/null 2>&1; do
-        kill -0 "$workers_pid" 2> /dev/null || die "the workers have ended, see above"
+    local program=$1 status=0 deadline=$((SECONDS + 10#${TENSORLANE_WAIT:-120}))
+    until "$program" health --config "$TENSORLANE_CONFIG" > /dev/null 2>&1; do
+        if ! kill -0 "$workers_pid" 2> /dev/null; then
+            wait "$workers_pid" || status=$?
+            end_with_workers "$status" "$program"
+        fi
         if ((SECONDS >= deadline)); then
-            "$program" health --config "$config" >&2 || true
+            "$program" health --config "$TENSORLANE_CONFIG" >&2 || true
             die "not all workers are healthy after ${TENSORLANE_WAIT:-120} s"
         fi
-        sleep 1
+        sleep 1 & # not in the foreground: a trap would have to wait for it
+        wait $!
     done
+}
+
+# Stops what still runs of the command and the workers.
+stop() {
+    local pid
+    trap '' TERM INT
+    for pid in "${running[@]}"; do
+        kill -TERM "$pid" 2> /dev/null || true
+    done
+    wait "${running[@]}" || true
 }
 
 main() {
@@ -88,15 +112,24 @@ main() {
     srun --overlap --ntasks="${SLURM_JOB_NUM_NODES:-1}" --ntasks-per-node=1 --kill-on-bad-exit=1 \
         "$program" up --config "$TENSORLANE_CONFIG" &
     workers_pid=$!
-    trap 'kill -TERM "$workers_pid" 2> /dev/null || true; wait "$workers_pid" || true' EXIT
+    running=("$workers_pid")
+    trap stop EXIT
     trap 'exit 143' TERM INT
 
-    wait_until_healthy "$TENSORLANE_CONFIG" "$workers_pid" "$program"
-    if (($#)); then
-        "${@//\{\}/$TENSORLANE_CONFIG}" || status=$?
-    else
+    wait_until_healthy "$program"
+    if (($# == 0)); then
         wait "$workers_pid" || status=$?
+        exit "$status"
     fi
+    # In the background, because a trap waits for what runs in the foreground.
+    "${@//\{\}/"$TENSORLANE_CONFIG"}" <&0 &
+    local command_pid=$!
+    running+=("$command_pid")
+    wait -n "$command_pid" "$workers_pid" || status=$?
+    if kill -0 "$command_pid" 2> /dev/null; then
+        end_with_workers "$status" "$program"
+    fi
+    running=("$workers_pid")
     exit "$status"
 }
 

@@ -3,13 +3,16 @@
 
 First the cluster.json of an allocation, then the whole script with real workers on 127.0.0.1 and 127.0.0.2.
 """
+import contextlib
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 SCRIPT = pathlib.Path(os.environ["TENSORLANE_SOURCE"], "deploy/slurm.sh")
@@ -44,14 +47,22 @@ class Slurm(unittest.TestCase):
         path.write_text(SRUN, encoding="ascii")
         path.chmod(0o755)
 
-    def run_script(self, *arguments, nodes="n1,n2,n3", **settings):
+    def start_script(self, *arguments, nodes="n1,n2,n3", stdin=subprocess.DEVNULL, **settings):
         environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": nodes,
                        "SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": str(1 + (nodes or "").count(",")),
                        "TENSORLANE_DIR": str(self.folder), "TENSORLANE_PROGRAM": PROGRAM, **settings}
         if nodes is None:
             del environment["SLURM_JOB_NODELIST"]
-        return subprocess.run(["bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True,
-                              timeout=300, check=False)
+        script = subprocess.Popen(["bash", SCRIPT, *arguments], env=environment, stdin=stdin, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True)
+        self.addCleanup(script.wait)
+        self.addCleanup(script.terminate)
+        return script
+
+    def run_script(self, *arguments, input=None, **settings):
+        script = self.start_script(*arguments, stdin=subprocess.PIPE, **settings)
+        output, errors = script.communicate(input, timeout=300)
+        return subprocess.CompletedProcess(script.args, script.returncode, output, errors)
 
     def cluster(self, **options):
         result = self.run_script("--print", **options)
@@ -69,6 +80,7 @@ class Slurm(unittest.TestCase):
     def test_count_of_ps_and_port(self):
         self.assertEqual(self.cluster(TENSORLANE_PS="2", TENSORLANE_PORT="700"),
                          {"cluster": {"ps": ["n1:700", "n2:700"], "worker": ["n3:700"]}})
+        self.assertEqual(self.cluster(nodes=",".join("abcdefghi"), TENSORLANE_PS="08")["cluster"]["worker"], ["i:4000"])
 
     def test_one_node_has_both(self):
         self.assertEqual(self.cluster(nodes="only"), {"cluster": {"ps": ["only:4000"], "worker": ["only:4001"]}})
@@ -188,6 +200,59 @@ class Slurm(unittest.TestCase):
             result = self.run_script("true", nodes="127.0.0.1", TENSORLANE_PORT=str(port))
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("the workers have ended", result.stderr)
+
+    def test_the_status_of_workers_that_cannot_start_is_the_jobs(self):
+        (self.folder / "srun").write_text("#!/bin/bash\nexit 37\n", encoding="ascii")
+        result = self.run_script("true", nodes="127.0.0.1", TENSORLANE_PORT=str(free_port_pair()))
+        self.assertEqual(result.returncode, 37, result.stderr)
+        self.assertIn("0 of 2 workers are healthy", result.stderr)
+
+    def start_long_command(self, **settings):
+        """Starts a command that lasts too long for this test; returns the script and the number of the command's
+        process."""
+        started = self.folder / "started"
+        script = self.start_script("bash", "-c", f"echo $$ > {started}.tmp; mv {started}.tmp {started}; exec sleep 600",
+                                   nodes="127.0.0.1", TENSORLANE_PORT=str(free_port_pair()), **settings)
+        while not started.exists():
+            self.assertIsNone(script.poll())
+            time.sleep(0.05)
+        command = int(started.read_text(encoding="ascii"))
+        self.addCleanup(self.end, command)
+        return script, command
+
+    @staticmethod
+    def end(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def assert_gone(self, pid):
+        with self.assertRaises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    def test_a_signal_stops_the_command_and_the_workers(self):
+        script, command = self.start_long_command()
+        script.terminate()
+        script.communicate(timeout=30)
+        self.assertEqual(script.returncode, 143)
+        self.assert_gone(command)
+
+    def test_workers_that_end_while_the_command_runs_end_the_job(self):
+        (self.folder / "srun").write_text(SRUN.replace("exec", f"echo $$ > {self.folder}/pid; exec"), encoding="ascii")
+        script, command = self.start_long_command()
+        os.kill(int((self.folder / "pid").read_text(encoding="ascii")), signal.SIGKILL)
+        _, errors = script.communicate(timeout=30)
+        self.assertEqual(script.returncode, 128 + signal.SIGKILL, errors)
+        self.assertIn("the workers have ended with status 137", errors)
+        self.assertRegex(errors, "[01] of 2 workers are healthy")
+        self.assert_gone(command)
+
+    def test_the_command_has_the_input_and_any_path(self):
+        folder = self.folder / "a&b"
+        folder.mkdir()
+        result = self.run_script("bash", "-c", "read line; echo \"$line {}\"", nodes="127.0.0.1", input="line\n",
+                                 TENSORLANE_PORT=str(free_port_pair()), TENSORLANE_DIR=str(folder))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn(f"line {folder}/tensorlane-42.json\n", result.stdout)
 
 
 if __name__ == "__main__":
