@@ -285,6 +285,8 @@ static int run(struct serve *serve, const struct tl_options *options)
         tl_output_error("serve", "the process %" PRIu32 " that started this one has ended", serve->parent_pid);
         return TL_EXIT_FAILED;
     }
+    /* For the calls that feed the watchdog. */
+    if (status == TL_OK && tl_sd_watchdog_ns() > 0) status = tl_cluster_tls_open(settings, &error);
     if (status == TL_OK) status = open_worker(serve, &error);
     if (status != TL_OK) return end_with(serve, &signals, &error);
     find_probe_address(serve);

@@ -313,6 +313,20 @@ class ServiceManager(cli_support.Case):
         for _ in range(3):
             self.receive(manager, "WATCHDOG=1")
 
+    def test_watchdog_of_a_worker_with_certificates(self):
+        """The worker is asked with TLS."""
+        certs = self.folder / "certs"
+        tls = {"ca": "certs/ca.pem", "crl": "certs/ca.crl", "certificate": "certs/{name}.pem",
+               "key": "certs/{name}.key"}
+        cluster = self.cluster(ps=1, extra={"security": {"tls": tls, "allow": [{"who": ["any"], "what": ["read"]}]}})
+        self.assert_run(0, "cert", "init", "-o", certs)
+        self.assert_run(0, "cert", "issue", "-o", certs, "--config", cluster.path)
+        path = str(self.folder / "notify")
+        manager = self.listen(path)
+        worker = cluster.start(env=environment(NOTIFY_SOCKET=path, WATCHDOG_USEC=1000000))
+        for _ in range(2):
+            self.receive(manager, "WATCHDOG=1")
+
     def test_watchdog_of_another_process(self):
         path = str(self.folder / "notify")
         manager = self.listen(path)
