@@ -151,6 +151,14 @@ static void notify_ready(const struct serve *serve)
     notify(state);
 }
 
+/* Whether what came of a call shows that the worker is at work: it has answered, or it has refused the call or the
+ * certificate. A certificate that is refused by this side was sent by the worker, too. */
+static bool is_answer(enum tl_status status, enum tl_call_stage stage)
+{
+    if (status == TL_OK || status == TL_UNAUTHENTICATED) return true;
+    return stage == TL_CALL_RPC && status != TL_DEADLINE_EXCEEDED && status != TL_UNAVAILABLE;
+}
+
 /* Feeds the watchdog when the worker answers. */
 static void feed_watchdog(const struct serve *serve, int64_t watchdog_ns)
 {
@@ -160,8 +168,11 @@ static void feed_watchdog(const struct serve *serve, int64_t watchdog_ns)
                                          .connect_timeout_ns = timeout_ns,
                                          .rpc_timeout_ns = timeout_ns};
     struct tl_description description = {0};
+    enum tl_call_stage stage = TL_CALL_OPTIONS;
     struct tl_error error;
-    if (serve->probe_address[0] && tl_client_identify(&call, &description, NULL, &error) != TL_OK) {
+    enum tl_status status = TL_OK;
+    if (serve->probe_address[0]) status = tl_client_identify(&call, &description, &stage, &error);
+    if (!is_answer(status, stage)) {
         TL_LOG_AT_ERROR("the worker does not answer itself; the watchdog is not fed", TL_STR("reason", error.message));
         return;
     }

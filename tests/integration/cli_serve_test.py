@@ -10,8 +10,11 @@ import resource
 import signal
 import socket
 import subprocess
+import threading
 import time
 import unittest
+
+import grpc
 
 import cli_support
 from cli_support import HEALTH, environment, free_ports, run, some_tensors, wait_until, write_safetensors
@@ -291,6 +294,16 @@ class ServiceManager(cli_support.Case):
             if wanted in text.splitlines():
                 return text
 
+    def receive_anew(self, manager, wanted, count):
+        """Waits for so many messages that were sent from now on."""
+        manager.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while manager.recv(4096):
+                pass
+        manager.settimeout(cli_support.PATIENCE)
+        for _ in range(count):
+            self.receive(manager, wanted)
+
     def test_notification(self):
         path = str(self.folder / "notify")
         manager = self.listen(path)
@@ -314,7 +327,7 @@ class ServiceManager(cli_support.Case):
             self.receive(manager, "WATCHDOG=1")
 
     def test_watchdog_of_a_worker_with_certificates(self):
-        """The worker is asked with TLS."""
+        """The worker is asked with TLS. When its certificate has been revoked, it answers all the same."""
         certs = self.folder / "certs"
         tls = {"ca": "certs/ca.pem", "crl": "certs/ca.crl", "certificate": "certs/{name}.pem",
                "key": "certs/{name}.key"}
@@ -326,6 +339,25 @@ class ServiceManager(cli_support.Case):
         worker = cluster.start(env=environment(NOTIFY_SOCKET=path, WATCHDOG_USEC=1000000))
         for _ in range(2):
             self.receive(manager, "WATCHDOG=1")
+        self.assert_run(0, "cert", "revoke", "-o", certs, certs / "ps-0.pem")
+        worker.await_line("certificates loaded again")
+        time.sleep(2)  # by then both sides of the call have loaded the list
+        self.receive_anew(manager, "WATCHDOG=1", 2)
+
+    def test_watchdog_while_others_hold_all_connections(self):
+        """A worker that refuses the call to itself has answered it."""
+        cluster = self.cluster(ps=1, extra={"limits": {"connections": 4}})
+        path = str(self.folder / "notify")
+        manager = self.listen(path)
+        cluster.start(env=environment(NOTIFY_SOCKET=path, WATCHDOG_USEC=1000000))
+        channel = self.enterContext(grpc.insecure_channel(cluster.address()))
+        is_over = threading.Event()
+        self.addCleanup(is_over.set)
+        reflect = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        held = [reflect(iter(is_over.wait, True)) for _ in range(3)]  # three quarters of the limit are one address's
+        wait_until(lambda: "limits.connections" in run("ls", "--address", cluster.address()).stderr, "a refusal")
+        self.receive_anew(manager, "WATCHDOG=1", 2)
+        self.assertTrue(all(call.is_active() for call in held))
 
     def test_watchdog_of_another_process(self):
         path = str(self.folder / "notify")
