@@ -11,6 +11,8 @@ import tempfile
 import source
 
 TEMPLATE = "deploy/tensorlane@.service.in"
+# Calls that a worker makes and that are not in each group of systemd.
+NEEDED_CALLS = ("mincore", "mmap", "madvise", "mlock2", "memfd_create", "sendmsg")
 
 
 def verify(unit):
@@ -28,6 +30,20 @@ def started_with(unit, instance, folder):
     result = subprocess.run(["/bin/sh", "-c", script, command[2].replace("%i", instance)], cwd=folder,
                             capture_output=True, text=True, check=False)
     return result.stdout.split()
+
+
+def allowed_calls(unit):
+    """Returns the names of the system calls that the unit allows; groups are those of systemd-analyze."""
+    allowed, left = set(), re.search(r"^SystemCallFilter=(.*)$", unit, re.MULTILINE)[1].split()
+    while left:
+        name = left.pop()
+        if not name.startswith("@"):
+            allowed.add(name)
+            continue
+        listed = subprocess.run(["systemd-analyze", "syscall-filter", "--no-pager", name], capture_output=True,
+                                text=True, check=True)
+        left += [line.strip() for line in listed.stdout.splitlines()[1:] if line.strip() and "#" not in line]
+    return allowed
 
 
 def main():
@@ -57,7 +73,9 @@ def main():
         # Dynamic users without a name differ from instance to instance, and refuse each other's shared memory.
         if not re.search(r"^User=[a-z]+$", text, re.MULTILINE):
             problems.append("the instances are no one user")
-    source.finish(problems, 5)
+        allowed = allowed_calls(text)
+        problems += [f"SystemCallFilter= lacks {call}" for call in NEEDED_CALLS if call not in allowed]
+    source.finish(problems, 6)
 
 
 if __name__ == "__main__":
