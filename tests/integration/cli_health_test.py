@@ -252,6 +252,17 @@ class Probe(HealthCase):
         self.assertNotIn(name.encode(), wire.sent)
         self.assertEqual(asked, [name, name])
 
+    def test_the_probe_of_the_container_takes_flags(self):
+        text = (cli_support.SOURCE / "deploy/Containerfile").read_text(encoding="ascii")
+        probe = text.split("HEALTHCHECK ")[1].split(" CMD ")[1].split("\n")[0]
+        cluster = self.cluster(ps=1)
+        cluster.start()
+        for flags, code in (("", 0), (" -connect-timeout 60s -rpc-timeout=60s", 0), (" -service no.such", 3)):
+            result = subprocess.run(["/bin/sh", "-c", probe.replace("tensorlane", cli_support.PROGRAM)], check=False,
+                                    env=environment(TENSORLANE_PROBE=cluster.address() + flags), capture_output=True,
+                                    text=True, timeout=cli_support.PATIENCE)
+            self.assertEqual(result.returncode, code, result.stderr)
+
     def test_gzip_that_is_not_taken(self):
         cluster = self.cluster(ps=1)
         cluster.start()
