@@ -4,6 +4,7 @@
  * "status: SERVING". Works with any gRPC server that has the service.
  */
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -111,8 +112,14 @@ static int probe(const struct tl_health_flags *flags, const struct tl_call_optio
 
 int tl_health_probe(const struct tl_health_flags *flags)
 {
+    char local[TL_MAX_ADDRESS_BYTES];
+    const char *address = flags->address;
+    if (address[0] == ':' && strlen("localhost") + strlen(address) < sizeof(local)) { /* as in Go's net.Dial */
+        snprintf(local, sizeof(local), "localhost%s", address);
+        address = local;
+    }
     struct tl_call_options options = {
-        .address = flags->address,
+        .address = address,
         .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : DEFAULT_TIMEOUT_NS,
         .rpc_timeout_ns = flags->rpc_timeout_ns > 0 ? flags->rpc_timeout_ns : DEFAULT_TIMEOUT_NS,
         .user_agent = flags->user_agent ? flags->user_agent : "grpc_health_probe",

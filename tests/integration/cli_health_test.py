@@ -252,6 +252,15 @@ class Probe(HealthCase):
         self.assertNotIn(name.encode(), wire.sent)
         self.assertEqual(asked, [name, name])
 
+    def test_an_address_without_a_host_is_this_machine(self):
+        cluster = self.cluster(ps=1)
+        cluster.start()
+        for address in (["-addr", f":{cluster.port()}"], [f":{cluster.port()}"]):
+            self.assertEqual(self.assert_run(0, *HEALTH, *address).stdout, "status: SERVING\n")
+        port = free_ports(1)[0]
+        self.assert_error(2, f"localhost:{port}", "health", f"-addr=:{port}")
+        self.assert_error(2, "has no port", "health", "-addr=:")
+
     def test_the_probe_of_the_container_takes_flags(self):
         text = (cli_support.SOURCE / "deploy/Containerfile").read_text(encoding="ascii")
         probe = text.split("HEALTHCHECK ")[1].split(" CMD ")[1].split("\n")[0]
