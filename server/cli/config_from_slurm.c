@@ -110,7 +110,7 @@ static enum tl_status read_distribution(uint32_t *ret_run, struct tl_error *ret_
     }
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                         "SLURM_DISTRIBUTION=%s does not say which node has which task; use from-hostfile with the file "
-                        "of SLURM_HOSTFILE, or --per-host",
+                        "of SLURM_HOSTFILE",
                         tl_quote(text, quoted));
 }
 

@@ -52,7 +52,9 @@ class Slurm(From):
         self.refuse("says no size", SLURM_DISTRIBUTION="plane", **job)
         for wrong in ("2x", "0", "-1"):
             self.refuse("says no size", SLURM_DISTRIBUTION="plane", SLURM_DIST_PLANESIZE=wrong, **job)
-        self.refuse('"arbitrary" does not say .* from-hostfile', SLURM_DISTRIBUTION="arbitrary", **job)
+        for arguments in ([], ["--per-host=1"]):
+            self.refuse('"arbitrary" does not say .* from-hostfile with the file of SLURM_HOSTFILE\n$', *arguments,
+                        SLURM_DISTRIBUTION="arbitrary", **job)
 
     def test_a_step_has_its_own_tasks_and_the_batch_script_is_no_step(self):
         job = {"SLURM_JOB_NODELIST": "a,b,c", "SLURM_TASKS_PER_NODE": "1(x3)", "SLURM_STEP_NODELIST": "b",
