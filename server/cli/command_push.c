@@ -33,6 +33,7 @@ struct push {
     bool is_json;
     bool is_quiet;
     struct tl_tensor_set set;
+    bool has_set; /* all files were read, so that the set holds all tensors */
     struct tl_progress_bar progress;
     size_t pushed_count;
     uint64_t pushed_bytes;
@@ -78,7 +79,11 @@ static bool print_json(const struct push *push, const struct tl_error *error)
     tl_json_out_put_u64(root, "bytes", push->pushed_bytes);
     tl_json_out_put_u64(root, "step", push->step);
     tl_json_out_put_real(root, "seconds", (double)push->duration_ns / (double)TL_NS_PER_SEC);
-    tl_json_out_put_u64(root, "failed", error->code == TL_OK ? 0 : push->set.count - push->pushed_count);
+    if (push->has_set) {
+        tl_json_out_put_u64(root, "failed", push->set.count - push->pushed_count);
+    } else {
+        tl_json_out_put_json(root, "failed", "null");
+    }
     if (error->code != TL_OK) tl_json_out_put_text(root, "error", error->message);
     return tl_json_out_print(root, false);
 }
@@ -110,6 +115,7 @@ static int run(struct push *push, char **paths, size_t path_count)
     struct tl_error error = {.code = TL_OK};
     enum tl_status status = tl_guard_mapped_files(&error);
     if (status == TL_OK) status = read_files(push, paths, path_count, &error);
+    push->has_set = status == TL_OK;
     if (status == TL_OK) status = tl_target_identify(&push->target, &error);
     if (status == TL_OK) status = push_all(push, &error);
     int code = status == TL_OK ? TL_EXIT_OK : TL_EXIT_FAILED;

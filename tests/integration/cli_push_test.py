@@ -144,6 +144,13 @@ class Push(PushCase):
         self.assertEqual((shown["tensors"], shown["failed"], shown["step"]), (len(some_tensors()), 0, 3))
         self.assertEqual(shown["bytes"], sum(len(data) for _, _, data in some_tensors().values()))
 
+    def test_json_when_a_file_cannot_be_read(self):
+        (self.folder / "bad.safetensors").write_bytes(b"bad")
+        for files in ([self.folder / "missing"], [self.model(), self.folder / "bad.safetensors"]):
+            shown = json.loads(self.assert_run(1, "push", *files, *self.to_ps, "--json").stdout)
+            self.assertEqual((shown["tensors"], shown["failed"]), (0, None))
+            self.assertIn(files[-1].name, shown["error"])
+
     def test_quiet(self):
         result = self.assert_run(0, "push", self.model(), *self.to_ps, "-q")
         self.assertEqual((result.stdout, result.stderr), ("", ""))
