@@ -152,7 +152,7 @@ bool tl_json_out_print(struct tl_json_out *json, bool is_one_line)
 {
     char *text = tl_json_out_text(json, is_one_line);
     if (!text) return false;
-    puts(text);
+    tl_output_line(text);
     free(text);
     return true;
 }

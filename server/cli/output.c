@@ -109,6 +109,23 @@ unsigned tl_output_columns(const char *text, size_t len_bytes)
     return columns;
 }
 
+/* Why standard output could not be written; 0: it could, or the reason is not known. */
+static int write_error;
+
+static bool flush_stdout(void)
+{
+    errno = 0;
+    bool is_written = fflush(stdout) == 0 && !ferror(stdout);
+    if (!is_written && write_error == 0) write_error = errno;
+    return is_written;
+}
+
+void tl_output_line(const char *text)
+{
+    errno = 0;
+    if (puts(text) == EOF && write_error == 0) write_error = errno;
+}
+
 void tl_output_error(const char *command, const char *format, ...)
 {
     char message[2048];
@@ -116,7 +133,7 @@ void tl_output_error(const char *command, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(message, sizeof(message), format, arguments);
     va_end(arguments);
-    fflush(stdout);
+    flush_stdout();
     fprintf(stderr, "tensorlane%s%s: ", command[0] ? " " : "", command);
     tl_output_put_escaped(stderr, message);
     fputc('\n', stderr);
@@ -125,9 +142,8 @@ void tl_output_error(const char *command, const char *format, ...)
 
 int tl_output_finish(const char *command, int exit_code)
 {
-    errno = 0;
-    bool is_written = fflush(stdout) == 0 && !ferror(stdout);
-    if (is_written || exit_code != TL_EXIT_OK) return exit_code;
-    tl_output_error(command, "cannot write to standard output%s%s", errno ? ": " : "", errno ? strerror(errno) : "");
-    return TL_EXIT_FAILED;
+    if (flush_stdout()) return exit_code;
+    tl_output_error(command, "cannot write to standard output%s%s", write_error ? ": " : "",
+                    write_error ? strerror(write_error) : "");
+    return exit_code != TL_EXIT_OK ? exit_code : TL_EXIT_FAILED;
 }

@@ -31,8 +31,11 @@ unsigned tl_output_columns(const char *text, size_t len_bytes);
 /* Writes "tensorlane COMMAND: message" as one line to stderr, escaped. */
 void tl_output_error(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Flushes standard output. Returns exit_code, or TL_EXIT_FAILED with a line on stderr when it was 0 and something could
- * not be written. */
+/* Writes the text and the end of a line to standard output. Why that fails is kept for tl_output_finish. */
+void tl_output_line(const char *text);
+
+/* Flushes standard output. When something could not be written, says so on stderr, with the reason where it is known,
+ * and returns exit_code, or TL_EXIT_FAILED instead of 0. */
 int tl_output_finish(const char *command, int exit_code);
 
 #endif

@@ -118,6 +118,16 @@ class Usage(cli_support.Case):
                 result = self.assert_run(1, *arguments, stdout=full)
                 self.assertIn("cannot write to standard output", result.stderr)
 
+    def test_standard_output_is_full_after_a_failure(self):
+        """What the command prints all the same is lost, and the reason is still known."""
+        config = self.write_json({"cluster": {"ps": [f"127.0.0.1:{port}" for port in cli_support.free_ports(40)]}})
+        lost = "cannot write to standard output: No space left on device"
+        with open("/dev/full", "w", encoding="ascii") as full:
+            result = self.assert_run(1, "push", "missing", "--address", "127.0.0.1:1", "--json", stdout=full)
+            self.assertRegex(result.stderr, f"^tensorlane push: .*missing.*\ntensorlane push: {lost}\n$")
+            result = self.assert_run(1, "health", "--config", config, "--json", stdout=full)
+            self.assertEqual(result.stderr, f"tensorlane health: {lost}\n")
+
     def test_standard_output_has_no_reader(self):
         read_end, write_end = os.pipe()
         os.close(read_end)
