@@ -30,11 +30,12 @@ install(FILES ${CMAKE_BINARY_DIR}/tensorlaneConfig.cmake ${CMAKE_BINARY_DIR}/ten
 
 install(FILES config/schema.json DESTINATION ${data}/config)
 install(DIRECTORY config/examples DESTINATION ${data}/config)
-install(DIRECTORY examples DESTINATION ${data} FILES_MATCHING PATTERN "*.c" PATTERN "README*")
+install(DIRECTORY examples DESTINATION ${data} FILES_MATCHING PATTERN "*.c" PATTERN "*.py" PATTERN "README*")
 install(DIRECTORY proto/tensorlane proto/grpc DESTINATION ${data}/proto FILES_MATCHING PATTERN "*.proto")
 install(FILES LICENSE CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
 install(PROGRAMS deploy/slurm.sh DESTINATION ${data}/deploy)
+install(DIRECTORY deploy/kubernetes DESTINATION ${data}/deploy)
 
 set(unit_template "${CMAKE_SOURCE_DIR}/deploy/tensorlane@.service.in")
 install(CODE "

@@ -26,6 +26,7 @@ INSTALLED = [
     "lib/pkgconfig/tensorlane-static.pc", "lib/cmake/tensorlane/tensorlaneConfig.cmake",
     "lib/systemd/system/tensorlane@.service", "share/tensorlane/config/schema.json",
     "share/tensorlane/proto/tensorlane/v1/transfer.proto", "share/tensorlane/deploy/slurm.sh",
+    "share/tensorlane/deploy/kubernetes/tensorlane.yaml", "share/tensorlane/examples/python/parameter_server.py",
     "share/doc/tensorlane/LICENSE", "share/doc/tensorlane/CHANGELOG.md", "share/doc/tensorlane/config.md",
     "share/doc/tensorlane/cli.md", "share/doc/tensorlane/troubleshooting.md",
 ]
