@@ -519,6 +519,9 @@ def _bytes_of(value):
 class Client:
     """A cache at an owner. Any thread may use it; its work is done in a thread of its own.
 
+    A call that blocks is given up when a signal handler raises an exception, as that of Ctrl-C does. The exception
+    comes when nothing uses the caller's memory any more, and of a set nothing is kept that the owner lacked by then.
+
     address: of the owner. timeout: seconds for each call, after which blocks count as not there. host: the address of
     this machine at which the owner receives what is set; None: that from which the owner is reached. logger: that of
     the engine which has the client. Nothing is connected before the first call.
@@ -584,25 +587,25 @@ class Client:
     def set(self, keys: Sequence[str], blocks: Sequence[Buffer]) -> list[bool]:
         """Stores blocks, which have the buffer protocol and are contiguous. Returns of each whether the owner has it.
         Raises what submit raises, and TypeError: a block is no such buffer."""
-        return self.submit(self.set_async, keys, blocks).result()
+        return self._wait(self.set_async, keys, blocks)
 
     def get(self, keys: Sequence[str], into: Sequence[Buffer]) -> list[bool]:
         """Receives blocks into memory of their size, which can be written. Returns of each whether it was there and
         came; what the others have is undefined. Raises what set raises, and ValueError: there is not one for each key.
         """
-        return self.submit(self.get_async, keys, into).result()
+        return self._wait(self.get_async, keys, into)
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         """Returns of each block whether it is there. Raises what submit raises."""
-        return self.submit(self.exists_async, keys).result()
+        return self._wait(self.exists_async, keys)
 
     def remove(self, keys: Sequence[str]) -> list[bool]:
         """Ends blocks. Returns of each whether it was there. Raises what submit raises."""
-        return self.submit(self.remove_async, keys).result()
+        return self._wait(self.remove_async, keys)
 
     def describe(self) -> dict[str, int]:
         """Returns what the owner has and has counted; {} if it does not answer. Raises what submit raises."""
-        return self.submit(self._describe).result() or {}
+        return self._wait(self._describe) or {}
 
     def submit(self, call: Callable[..., Coroutine[typing.Any, typing.Any, _Result]],
                *arguments: typing.Any) -> "concurrent.futures.Future[_Result]":
@@ -621,6 +624,31 @@ class Client:
             future = asyncio.run_coroutine_threadsafe(call(*arguments), self._loop)
         _fork.calls[future] = FailedPrecondition(FORKED)
         return future
+
+    def _wait(self, call, *arguments):
+        """Returns the result of a call of the form NAME_async. An exception that a signal handler raises meanwhile
+        gives the call up, and leaves this function when nothing uses the caller's memory any more. A second one leaves
+        it at once."""
+        begun = []
+
+        async def run():
+            begun.append(asyncio.current_task())
+            return await call(*arguments)
+
+        async def give_up():
+            for task in begun:
+                task.cancel()
+                await _engine.until_done(task)
+
+        try:
+            return self.submit(run).result()
+        except BaseException:
+            try:
+                # The loop begins them in this order, so that run has begun by then if it was submitted at all.
+                self.submit(give_up).result()
+            except (RuntimeError, FailedPrecondition, concurrent.futures.CancelledError):
+                self._thread.join()  # The client is being closed, which gives up all calls.
+            raise
 
     async def set_async(self, keys: Sequence[str], blocks: Sequence[Buffer]) -> list[bool]:
         """As set, for submit."""

@@ -864,8 +864,8 @@ class Strangers(Owned):
         wait_until(lambda: self.get(["k1", "k3"]) == [block(7), block(3)], "it is there")
 
 
-class WithoutMapping(Blocks):
-    """Where the memory of the other process cannot be mapped, blocks are received."""
+class Unmapped:
+    """The memory of the other process cannot be mapped."""
 
     def start(self, address):
         settings = tempfile.NamedTemporaryFile("w", suffix=".json")
@@ -875,9 +875,103 @@ class WithoutMapping(Blocks):
         self.options = ["--settings", settings.name]
         super().start(address)
 
+
+class WithoutMapping(Unmapped, Blocks):
+    """Blocks are received."""
+
     def test_it_is_so(self):
         self.set(0, 1)
         self.assertIsNone(self.cache._memory)
+
+
+class Interrupts(Owned):
+    """Signals whose handlers raise an exception end calls, which use the caller's memory no more."""
+    limit = "640MiB"  # what was given up stays for 10 s
+    size = 34 << 20
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, self.interrupt))
+        self.assertEqual(self.set(1, 1), [True])
+        self.settle()
+        self.cache._index = None  # so that the owner is asked
+
+    def interrupt(self, *_):
+        raise KeyboardInterrupt
+
+    def end_by_signal(self, call, delay=0.3):
+        """Returns whether the signal came before the call ended."""
+        try:
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            call()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            return False
+        except KeyboardInterrupt:
+            return True
+
+    def end_in_submit(self, call):
+        """The signal comes before the call knows its future."""
+        def submit(coroutine, loop, submit=asyncio.run_coroutine_threadsafe):
+            future = submit(coroutine, loop)
+            if not raised:
+                raised.append(True)
+                raise KeyboardInterrupt
+            return future
+
+        raised = []
+        with unittest.mock.patch.object(asyncio, "run_coroutine_threadsafe", submit):
+            self.assertRaises(KeyboardInterrupt, call)
+        return True
+
+    def test_a_set_is_not_kept(self):
+        for number, end in enumerate((self.end_by_signal, self.end_in_submit)):
+            with self.subTest(end=end.__name__):
+                key, value = f"new {number}", bytearray(block(2))
+                self.owner.send_signal(signal.SIGSTOP)
+                try:
+                    is_ended = end(lambda: self.cache.set([key, "k1"], [value, value]))
+                finally:
+                    value[:] = block(3)
+                    self.owner.send_signal(signal.SIGCONT)
+                self.assertTrue(is_ended)
+                self.settle()
+                self.assertTrue(self.get([key, "k1"], self.client()) == [None, block(1)])
+
+    def test_a_get_writes_nothing_more(self):
+        for end in self.end_by_signal, self.end_in_submit:
+            with self.subTest(end=end.__name__):
+                into = bytearray(BLOCK)
+                self.owner.send_signal(signal.SIGSTOP)
+                try:
+                    self.assertTrue(end(lambda: self.cache.get(["k1"], [into])))
+                finally:
+                    self.owner.send_signal(signal.SIGCONT)
+                self.assertTrue(self.get(["k1"]) == [block(1)])
+                self.settle()
+                self.assertTrue(into == bytes(BLOCK))
+
+    def test_calls_that_end_at_any_time(self):
+        other, is_ended = self.client(), []
+        value, into = bytearray(self.size), bytearray(self.size)
+        for number in range(12):
+            value[:] = block(1, self.size)
+            is_ended.append(self.end_by_signal(lambda: self.cache.set(["big"], [value]), 0.005 + number * 0.008))
+            value[:] = block(2, self.size)
+            self.settle()
+            self.assertTrue(self.get(["big"], other, self.size) in ([None], [block(1, self.size)]))
+            if not other.exists(["big"])[0]:
+                self.assertEqual(other.set(["big"], [block(1, self.size)]), [True])
+            into[:] = bytes(self.size)
+            is_ended.append(self.end_by_signal(lambda: self.cache.get(["big"], [into]), 0.001 + number * 0.004))
+            then = bytes(into)
+            time.sleep(0.05)
+            self.assertTrue(then == into)
+            self.assertEqual(other.remove(["big"]), [True])
+        self.assertIn(True, is_ended)
+
+
+class InterruptsWithoutMapping(Unmapped, Interrupts):
+    pass
 
 
 @unittest.skipIf(SANITIZE, "sanitizers keep memory that was freed")
