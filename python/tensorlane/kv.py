@@ -198,7 +198,7 @@ class Blocks:
         self._leases = collections.OrderedDict()  # (client, number of its request) -> (until, blocks, published keys)
         self._shown = {}  # published key -> lease
         self._received = collections.OrderedDict()  # the same -> (until, [(key, block)])
-        self._ends = collections.deque()  # (time, key, block), in this order
+        self._ends = collections.OrderedDict()  # stamp of a block -> (time, key), in the order of both
         self.used_bytes = 0
         self.counts = collections.Counter()
 
@@ -284,7 +284,7 @@ class Blocks:
         self._blocks[key] = block
         _tensorlane._index_add(self._index, key, block.begin, block.view.nbytes, block.stamp)
         if self._ttl:
-            self._ends.append((time.monotonic() + self._ttl, key, block))
+            self._ends[block.stamp] = time.monotonic() + self._ttl, key
         self.counts["stored"] += 1
 
     def remove(self, key):
@@ -303,14 +303,13 @@ class Blocks:
             self.release(next(iter(self._leases)))
         while self._received and next(iter(self._received.values()))[0] <= now:
             self._give_back(next(iter(self._received)))
-        while self._ends and self._ends[0][0] <= now:
-            _, key, block = self._ends.popleft()
-            if self._blocks.get(key) is block:
-                self.counts["expired"] += self.remove(key)
+        while self._ends and next(iter(self._ends.values()))[0] <= now:
+            self.counts["expired"] += self.remove(next(iter(self._ends.values()))[1])
 
     def _end(self, block):
         _tensorlane._index_remove(self._index, block.key, block.stamp)
         del self._blocks[block.key]
+        self._ends.pop(block.stamp, None)
         block.key = None
         if not block.leases:
             self.free(block)

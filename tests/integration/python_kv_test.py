@@ -444,6 +444,18 @@ class Limits(Owned):
         blocks.release(2)
         self.assertEqual(blocks.find(["a"]), [second])
 
+    def test_blocks_that_are_gone_leave_nothing_behind(self):
+        blocks = kv.Blocks(self.worker(), 2000, 1000)
+        for key in "aaabcd":  # a is replaced; a and b are evicted
+            self.add(blocks, key)
+        blocks.remove("c")
+        self.assertEqual([key for _, key in blocks._ends.values()], ["d"])
+        self.add(blocks, "e")
+        self.assertEqual(self.has(blocks, "de"), [True, True])
+        with unittest.mock.patch.object(time, "monotonic", lambda now=time.monotonic(): now + 1001):
+            blocks.end_old()
+        self.assertEqual((self.has(blocks, "de"), blocks.counts["expired"]), ([False, False], 2))
+
     def test_leases_end(self):
         blocks = kv.Blocks(self.worker(), 1000, 0)
         self.add(blocks, "a")
