@@ -16,6 +16,7 @@ No call waits for ever: a block that does not come in time is one that is not th
 """
 import argparse
 import asyncio
+import bisect
 import collections
 import concurrent.futures
 import itertools
@@ -113,17 +114,19 @@ class Room:
         self._sizes = {}  # of free parts, by their begin
         self._begins = {}  # the same, by their end
         self._parts = collections.defaultdict(dict)  # size -> begins of free parts, the last one given back at the end
+        self._order = []  # the sizes of free parts, the smallest one first
         self._add(0, size)
 
     def take(self, size):
         """Returns where a part begins; None: none is large enough."""
         if size == 0:
             return 0
-        fitting = size if size in self._parts else min((other for other in self._parts if other > size), default=None)
-        if fitting is None:
+        place = bisect.bisect_left(self._order, size)
+        if place == len(self._order):
             return None
-        begin = next(reversed(self._parts[fitting]))
-        self._remove(begin)
+        fitting = self._order[place]
+        begin, _ = self._parts[fitting].popitem()
+        self._forget(begin)
         self._add(begin + size, fitting - size)
         return begin
 
@@ -140,14 +143,21 @@ class Room:
         if size:
             self._sizes[begin] = size
             self._begins[begin + size] = begin
+            if size not in self._parts:
+                bisect.insort(self._order, size)
             self._parts[size][begin] = None
 
     def _remove(self, begin):
+        del self._parts[self._sizes[begin]][begin]
+        return self._forget(begin)
+
+    def _forget(self, begin):
+        """Removes a part that is not among the parts of its size any more. Returns the size."""
         size = self._sizes.pop(begin)
         del self._begins[begin + size]
-        del self._parts[size][begin]
         if not self._parts[size]:
             del self._parts[size]
+            del self._order[bisect.bisect_left(self._order, size)]
         return size
 
 

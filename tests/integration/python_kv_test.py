@@ -520,6 +520,41 @@ class Limits(Owned):
             room.give_back(begin, size)
         self.assertEqual((room.take(1001), room.take(1000), room.take(1)), (None, 0, None))
 
+    def test_many_free_parts_of_one_size(self):
+        """Each take costs the same, whatever was taken before."""
+        def measure(count):
+            room = kv.Room(2 * count)
+            for begin in [room.take(1) for _ in range(2 * count)][::2]:
+                room.give_back(begin, 1)
+            began = time.thread_time()
+            self.assertEqual(len({room.take(1) for _ in range(count)} - {None}), count)
+            self.assertIsNone(room.take(1))
+            return time.thread_time() - began
+
+        short = max(measure(10000) for _ in range(3))
+        self.assertLess(measure(80000), 24 * short)
+
+    def test_many_free_parts_of_different_sizes(self):
+        """The one that fits best is found with few comparisons."""
+        class Size(int):
+            compared = 0
+
+            def __lt__(self, other):
+                Size.compared += 1
+                return int(self) < int(other)
+
+            def __gt__(self, other):
+                Size.compared += 1
+                return int(self) > int(other)
+
+        count = 2000
+        room = kv.Room(2 * count * count)
+        sizes = [size for number in range(2, count) for size in (2 * number, 1)]
+        for begin, size in [(room.take(size), size) for size in sizes][::2]:
+            room.give_back(begin, size)
+        self.assertEqual(room.take(Size(count - 1)), sum(range(4, count, 2)) + count // 2 - 2)
+        self.assertLess(Size.compared, 50)
+
     def test_clients_do_not_evict_each_other(self):
         async def take_in():
             owner = kv.Owner("127.0.0.1:0", 1000, config={"log": {"level": "error"}})
