@@ -101,9 +101,10 @@ class Endpoint:
                 return info
         raise NotFound(f"{peer.address} is no peer any more", peer=peer.address)
 
-    def check(self, peer, patience=PATIENCE_SEC):
-        """Raises Unavailable if the peer is gone: it could not be reached in calls over so many seconds."""
-        info = self.info(peer)
+    def check(self, peer, patience=PATIENCE_SEC, info=None):
+        """Raises Unavailable if the peer is gone: it could not be reached in calls over so many seconds. info: the
+        PeerInfo of the peer, for callers that have just listed all peers; None: they have not."""
+        info = info or self.info(peer)
         if info.state != "down":
             peer.down_since = None
             return

@@ -383,9 +383,10 @@ class Owner:
             while True:
                 await asyncio.sleep(1)
                 self.blocks.end_old()
+                infos = {info.id: info for info in self.worker.peers()}
                 for name, client in list(self._clients.items()):
                     try:
-                        self._endpoint.check(client.peer)
+                        self._endpoint.check(client.peer, info=infos.get(client.peer.number))
                     except Error as error:
                         _logger.info("%s", error)
                         client.task.cancel()

@@ -575,6 +575,26 @@ class Limits(Owned):
         with self.assertLogs("tensorlane.kv", "WARNING"):
             asyncio.run(take_in())
 
+    def test_many_clients_are_looked_at_together(self):
+        """The worker lists its peers once in a second, however many clients there are."""
+        async def serve():
+            owner = kv.Owner("127.0.0.1:0", 1000, config={"log": {"level": "error"}})
+            for number in range(20):
+                owner._take_in(json.dumps({"id": str(number), "address": f"127.0.0.1:{number + 1}",
+                                           "incarnation": 0}).encode())
+            infos = owner.worker.peers()
+            with unittest.mock.patch.object(tensorlane.Worker, "peers", return_value=infos) as peers:
+                serving = asyncio.ensure_future(owner.run())
+                while not peers.called:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
+            self.assertEqual(peers.call_count, 1)
+            serving.cancel()
+            await asyncio.wait([serving, *(client.task for client in owner._clients.values())])
+            owner.worker.close()
+
+        asyncio.run(serve())
+
     def worker(self):
         worker = tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0")
         self.addCleanup(worker.close)
