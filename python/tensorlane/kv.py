@@ -783,10 +783,10 @@ class Client:
         await asyncio.shield(self._meeting)
 
     async def _say(self, request, number):
-        request["done"], self._gets_done = self._gets_done, []
-        request["used"], self._used = list(self._used), {}
-        await self._endpoint.worker.send(f"kv/request/{self._name}", json.dumps(request).encode(), number,
-                                         timeout=self._timeout)
+        request["done"], request["used"] = self._gets_done, list(self._used)
+        text = json.dumps(request).encode()  # fails where a key is of a type that JSON does not have
+        self._gets_done, self._used = [], {}
+        await self._endpoint.worker.send(f"kv/request/{self._name}", text, number, timeout=self._timeout)
 
     async def _ask(self, request, number=None):
         await self._known()

@@ -600,6 +600,14 @@ class Limits(Owned):
         self.addCleanup(worker.close)
         return worker
 
+    def test_what_was_received_is_said_after_a_call_that_fails(self):
+        self.assertEqual(self.set(0, 1, 1 << 20), [True])
+        self.cache._index = None  # so that the owner is asked
+        self.assertEqual(self.cache.get(["k0"], [bytearray(1 << 20)]), [True])
+        self.assertRaises(TypeError, self.cache.exists, [b"no text"])
+        self.settle()
+        self.assertEqual(self.client().set(["k1"], [block(1, 1 << 20)]), [True])
+
     def test_what_does_not_fit_is_refused(self):
         self.assertEqual(self.cache.set(["big", "small"], [block(1, 2 << 20), block(2)]), [False, True])
         self.assertEqual(self.cache.describe()["refused"], 1)
