@@ -529,6 +529,9 @@ def _bytes_of(value):
 class Client:
     """A cache at an owner. Any thread may use it; its work is done in a thread of its own.
 
+    The thread of the client also runs the callbacks of submit's futures. There, close and calls that block raise
+    RuntimeError, as they would wait for themselves.
+
     A call that blocks is given up when a signal handler raises an exception, as that of Ctrl-C does. The exception
     comes when nothing uses the caller's memory any more, and of a set nothing is kept that the owner lacked by then.
 
@@ -576,6 +579,7 @@ class Client:
         forked child nothing is closed: the client is the parent's."""
         if os.getpid() != self._process:
             return
+        self._check_thread()
         with self._lock:
             if self._is_closed:
                 return
@@ -635,10 +639,16 @@ class Client:
         _fork.calls[future] = FailedPrecondition(FORKED)
         return future
 
+    def _check_thread(self):
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the thread of the client, which runs callbacks of its futures, cannot wait for the "
+                               "client; do so in another thread")
+
     def _wait(self, call, *arguments):
         """Returns the result of a call of the form NAME_async. An exception that a signal handler raises meanwhile
         gives the call up, and leaves this function when nothing uses the caller's memory any more. A second one leaves
         it at once."""
+        self._check_thread()
         begun = []
 
         async def run():

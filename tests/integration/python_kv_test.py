@@ -806,6 +806,17 @@ class Failures(Owned):
         self.assertRaises(RuntimeError, client.exists, ["a"])
         self.owner.send_signal(signal.SIGCONT)
 
+    def test_waiting_in_the_thread_of_the_client(self):
+        """It would never end."""
+        client = kv.Client(self.address)
+        for call in (client.close, client.describe, lambda: client.set(["a"], [b"b"]), lambda: client.exists(["a"])):
+            async def wait(call=call):
+                with self.assertRaisesRegex(RuntimeError, "the thread of the client"):
+                    call()
+            client.submit(wait).result(PATIENCE)
+        self.assertEqual(client.exists(["a"]), [False])
+        client.close()
+
     def test_closing_beside_calls(self):
         """Each call of another thread ends, with what it was for or because the client is closed."""
         self.set(0, 4)
