@@ -31,6 +31,7 @@ import threading
 import time
 import typing
 import uuid
+import warnings
 from collections.abc import Callable, Coroutine, Sequence
 
 from . import _engine, _fork, _tensorlane, empty
@@ -526,6 +527,12 @@ def _bytes_of(value):
 
 # ------------------------------------------------------------------------------------------------------------ client --
 
+def _run(loop):
+    """What the thread of a client does. It does not refer to the client, so that one which is dropped is collected."""
+    loop.run_forever()
+    loop.close()
+
+
 class Client:
     """A cache at an owner. Any thread may use it; its work is done in a thread of its own.
 
@@ -539,6 +546,8 @@ class Client:
     this machine at which the owner receives what is set; None: that from which the owner is reached. logger: that of
     the engine which has the client. Nothing is connected before the first call.
     """
+
+    _is_closed = True  # until it is made
 
     def __init__(self, address: str, timeout: float = 5, host: typing.Optional[str] = None,
                  logger: logging.Logger = _logger) -> None:
@@ -563,10 +572,10 @@ class Client:
         self._rests_until = 0
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._is_closed = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tensorlane-kv", daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name="tensorlane-kv", daemon=True)
         self._thread.start()
+        self._is_closed = False
 
     def __enter__(self) -> "Client":
         return self
@@ -590,7 +599,19 @@ class Client:
         self._memory = self._index = self._stage = None
         if self._endpoint.is_open:
             self._endpoint.worker.close(0)
-        self._loop.close()
+
+    def __del__(self):
+        # It may be collected in any thread, its own too, so that nothing waits for the thread here. When the
+        # interpreter ends, the thread does not run any more, and the worker was closed before.
+        if self._is_closed or os.getpid() != self._process or sys.is_finalizing():
+            return
+        warnings.warn(f"the client of the cache at {self._owner} was not closed", ResourceWarning, source=self)
+        self._is_closed = True
+        try:
+            if self._endpoint.is_open:
+                self._endpoint.worker.close(0)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _end_calls(self):
         calls = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

@@ -3,6 +3,7 @@
 """tensorlane.kv: blocks at an owner that several clients share, its limits, and processes that die."""
 import asyncio
 import concurrent.futures
+import gc
 import json
 import os
 import pathlib
@@ -816,6 +817,42 @@ class Failures(Owned):
             client.submit(wait).result(PATIENCE)
         self.assertEqual(client.exists(["a"]), [False])
         client.close()
+
+    def test_a_client_that_is_dropped(self):
+        """It warns, and leaves neither a thread nor descriptors behind, also when its own thread collects it."""
+        def count():
+            gc.collect()  # of the warning, too, which refers to the client
+            return len(os.listdir("/proc/self/fd"))
+
+        self.set(0, 1)
+        self.settle()
+        before = count()
+        for is_own in (False, True):
+            with self.subTest(is_own=is_own), self.assertWarnsRegex(ResourceWarning, "cache at .* was not closed"):
+                client = kv.Client(self.address)
+                self.assertEqual(self.get(["k0"], client), [block(0)])
+                thread, loop = client._thread, client._loop
+                wait_until(lambda saying=client._saying: saying is None or saying.done(), "it says what it has found")
+                gc.disable()
+                try:
+                    del client
+                    if is_own:
+                        loop.call_soon_threadsafe(gc.collect)
+                    else:
+                        gc.collect()
+                finally:
+                    gc.enable()
+                thread.join(PATIENCE)
+                self.assertTrue(loop.is_closed())
+            wait_until(lambda: count() <= before, "the descriptors are closed")
+
+    def test_the_interpreter_ends_with_a_client_open(self):
+        out = run_script(f"""
+            from tensorlane import kv
+            client = kv.Client("{self.address}")
+            print(client.set(["a"], [b"b"]))
+            """, prologue="")
+        self.assertEqual(out, "[True]\n")
 
     def test_closing_beside_calls(self):
         """Each call of another thread ends, with what it was for or because the client is closed."""
