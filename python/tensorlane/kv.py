@@ -544,13 +544,16 @@ class Client:
 
     address: of the owner. timeout: seconds for each call, after which blocks count as not there. host: the address of
     this machine at which the owner receives what is set; None: that from which the owner is reached. logger: that of
-    the engine which has the client. Nothing is connected before the first call.
+    the engine which has the client. Nothing is connected before the first call. Raises ValueError: the address has not
+    the form HOST:PORT.
     """
 
     _is_closed = True  # until it is made
 
     def __init__(self, address: str, timeout: float = 5, host: typing.Optional[str] = None,
                  logger: logging.Logger = _logger) -> None:
+        if not re.fullmatch(r".+:\d+", address):
+            raise ValueError(f"the address of an owner has the form HOST:PORT, which {address!r} has not")
         self._owner = address
         self._logger = logger
         self._timeout = timeout
@@ -621,13 +624,13 @@ class Client:
 
     def set(self, keys: Sequence[str], blocks: Sequence[Buffer]) -> list[bool]:
         """Stores blocks, which have the buffer protocol and are contiguous. Returns of each whether the owner has it.
-        Raises what submit raises, and TypeError: a block is no such buffer."""
+        Raises what submit raises, TypeError: a block is no such buffer, and ValueError: there is not one for each key.
+        """
         return self._wait(self.set_async, keys, blocks)
 
     def get(self, keys: Sequence[str], into: Sequence[Buffer]) -> list[bool]:
         """Receives blocks into memory of their size, which can be written. Returns of each whether it was there and
-        came; what the others have is undefined. Raises what set raises, and ValueError: there is not one for each key.
-        """
+        came; what the others have is undefined. Raises what set raises."""
         return self._wait(self.get_async, keys, into)
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
@@ -694,6 +697,8 @@ class Client:
     async def set_async(self, keys: Sequence[str], blocks: Sequence[Buffer]) -> list[bool]:
         """As set, for submit."""
         blocks = [memoryview(block).cast("B") for block in blocks]
+        if len(blocks) != len(keys):
+            raise ValueError(f"there are {len(keys)} keys and {len(blocks)} blocks")
         return await self._guarded(keys, self._set(keys, blocks))
 
     async def get_async(self, keys: Sequence[str], into: Sequence[Buffer]) -> list[bool]:

@@ -330,6 +330,9 @@ class Index(Owned):
         self.assertRaises(ValueError, self.cache.get, ["k0", "k1"], [bytearray(BLOCK)])
         self.assertRaises(ValueError, self.cache.get, ["k0"], [bytearray(BLOCK)] * 2)
         self.assertRaises(TypeError, self.cache.get, ["none"], [bytes(BLOCK)])
+        self.assertRaisesRegex(ValueError, "2 keys and 1 blocks", self.cache.set, ["a", "b"], [block(1)])
+        self.assertRaisesRegex(ValueError, "1 keys and 2 blocks", self.cache.set, ["a"], [block(1)] * 2)
+        self.assertEqual(self.cache.exists(["a", "b"]), [False, False])
 
     def test_an_index_of_any_kind(self):
         """What the owner says is not believed."""
@@ -709,6 +712,11 @@ class Failures(Owned):
         self.assertEqual(client.exists(["k0"]), [False])
         self.assertEqual(client.exists(["k0"]), [False])  # it rests
         wait_until(lambda: client.exists(["k0"]) == [True], "it says hello again")
+
+    def test_addresses_of_another_form(self):
+        for address in ("localhost", "", ":4700", "localhost:", "localhost:port", "localhost:47 00", "::1:"):
+            with self.subTest(address=address), self.assertRaisesRegex(ValueError, f"HOST:PORT, which '{address}'"):
+                kv.Client(address).close()
 
     def test_a_name_that_is_none(self):
         client = kv.Client("no-such-host.invalid:4700")
