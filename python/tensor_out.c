@@ -135,11 +135,20 @@ struct tl_tensor *py_tensor_copy(struct py_module *module, const struct tl_tenso
     return NULL;
 }
 
+/* Reads two numbers. format: "ii;", and what the object is. Returns false with an exception. */
+static bool read_pair(PyObject *object, const char *format, int *ret_first, int *ret_second)
+{
+    PyObject *pair = PySequence_Tuple(object);
+    bool is_read = pair != NULL && PyArg_ParseTuple(pair, format, ret_first, ret_second);
+    Py_XDECREF(pair);
+    return is_read;
+}
+
 /* Reads dl_device. Returns whether it is one that this package knows. */
 static bool read_device(PyObject *object, struct tl_device *ret_device)
 {
     int kind, index;
-    if (!PyArg_ParseTuple(object, "ii;dl_device is (kind, index)", &kind, &index)) return false;
+    if (!read_pair(object, "ii;dl_device is (kind, index)", &kind, &index)) return false;
     if (kind != DLPACK_CPU && kind != DLPACK_CUDA) {
         PyErr_Format(PyExc_BufferError, "a tensor cannot be given on a device of the kind %d", kind);
         return false;
@@ -174,7 +183,7 @@ static int knows_versions(PyObject *version)
 {
     if (version == Py_None) return 0;
     int major, minor;
-    if (!PyArg_ParseTuple(version, "ii;max_version is (major, minor)", &major, &minor)) return -1;
+    if (!read_pair(version, "ii;max_version is (major, minor)", &major, &minor)) return -1;
     return major >= DLPACK_MAJOR;
 }
 

@@ -168,6 +168,10 @@ class Out(unittest.TestCase):
                 tensorlane.empty((1,)).__dlpack__(dl_device=device)
         with self.assertRaises(BufferError):
             tensorlane.empty((1,)).__dlpack__(dl_device=(2, 0), copy=False)
+        for name in ("max_version", "dl_device"):
+            for wrong in (1, (1,), (1, 0, 0), ("1", "0"), object()):
+                with self.subTest(name=name, wrong=wrong), self.assertRaises(TypeError):
+                    tensorlane.empty((1,)).__dlpack__(**{name: wrong})
 
     def test_deleter_of_any_thread(self):
         """A consumer calls the deleter from a thread without Python's lock."""
