@@ -684,14 +684,17 @@ class Client:
                 task.cancel()
                 await _engine.until_done(task)
 
+        coroutine = run()
         try:
-            return self.submit(run).result()
+            return self.submit(lambda: coroutine).result()
         except BaseException:
             try:
                 # The loop begins them in this order, so that run has begun by then if it was submitted at all.
                 self.submit(give_up).result()
             except (RuntimeError, FailedPrecondition, concurrent.futures.CancelledError):
                 self._thread.join()  # The client is being closed, which gives up all calls.
+            if not begun:
+                coroutine.close()  # It was not submitted, and Python would warn that nothing awaited it.
             raise
 
     async def set_async(self, keys: Sequence[str], blocks: Sequence[Buffer]) -> list[bool]:

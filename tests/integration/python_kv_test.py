@@ -17,6 +17,7 @@ import threading
 import time
 import unittest
 import unittest.mock
+import warnings
 
 from cli_support import free_ports
 from python_support import (PACKAGES, PATIENCE, SANITIZE, run_script, start_script, tensorlane, wait_until,
@@ -1053,6 +1054,23 @@ class Interrupts(Owned):
         with unittest.mock.patch.object(asyncio, "run_coroutine_threadsafe", submit):
             self.assertRaises(KeyboardInterrupt, call)
         return True
+
+    def test_a_call_that_was_not_submitted_yet(self):
+        """Python does not warn that nothing awaited it."""
+        def submit(coroutine, loop, submit=asyncio.run_coroutine_threadsafe):
+            if not raised:
+                raised.append(True)
+                raise KeyboardInterrupt
+            return submit(coroutine, loop)
+
+        raised = []
+        with (warnings.catch_warnings(record=True) as said,
+              unittest.mock.patch.object(asyncio, "run_coroutine_threadsafe", submit)):
+            warnings.simplefilter("always")
+            self.assertRaises(KeyboardInterrupt, self.cache.exists, ["k1"])
+            gc.collect()
+        self.assertEqual([str(one.message) for one in said], [])
+        self.assertEqual(self.cache.exists(["k1"]), [True])
 
     def test_a_set_is_not_kept(self):
         for number, end in enumerate((self.end_by_signal, self.end_in_submit)):
