@@ -596,8 +596,7 @@ class Client:
             if self._is_closed:
                 return
             self._is_closed = True
-        asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop)
         self._thread.join()
         self._memory = self._index = self._stage = None
         if self._endpoint.is_open:
@@ -621,6 +620,7 @@ class Client:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+        asyncio.get_running_loop().stop()
 
     def set(self, keys: Sequence[str], blocks: Sequence[Buffer]) -> list[bool]:
         """Stores blocks, which have the buffer protocol and are contiguous. Returns of each whether the owner has it.

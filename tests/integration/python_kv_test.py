@@ -1055,6 +1055,16 @@ class Interrupts(Owned):
             self.assertRaises(KeyboardInterrupt, call)
         return True
 
+    def test_closing(self):
+        """The thread ends, and calls say at once that the client is closed."""
+        client = kv.Client(self.address)
+        self.assertEqual(client.exists(["k1"]), [True])
+        self.end_in_submit(client.close)
+        client._thread.join(PATIENCE)
+        self.assertFalse(client._thread.is_alive())
+        self.assertRaisesRegex(RuntimeError, "closed", client.exists, ["k1"])
+        client._endpoint.worker.close(0)
+
     def test_a_call_that_was_not_submitted_yet(self):
         """Python does not warn that nothing awaited it."""
         def submit(coroutine, loop, submit=asyncio.run_coroutine_threadsafe):
