@@ -602,7 +602,7 @@ class Client:
         if self._endpoint.is_open:
             self._endpoint.worker.close(0)
 
-    def __del__(self):
+    def __del__(self) -> None:
         # It may be collected in any thread, its own too, so that nothing waits for the thread here. When the
         # interpreter ends, the thread does not run any more, and the worker was closed before.
         if self._is_closed or os.getpid() != self._process or sys.is_finalizing():
