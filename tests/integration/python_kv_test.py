@@ -525,20 +525,6 @@ class Limits(Owned):
             room.give_back(begin, size)
         self.assertEqual((room.take(1001), room.take(1000), room.take(1)), (None, 0, None))
 
-    def test_many_free_parts_of_one_size(self):
-        """Each take costs the same, whatever was taken before."""
-        def measure(count):
-            room = kv.Room(2 * count)
-            for begin in [room.take(1) for _ in range(2 * count)][::2]:
-                room.give_back(begin, 1)
-            began = time.thread_time()
-            self.assertEqual(len({room.take(1) for _ in range(count)} - {None}), count)
-            self.assertIsNone(room.take(1))
-            return time.thread_time() - began
-
-        short = max(measure(10000) for _ in range(3))
-        self.assertLess(measure(80000), 24 * short)
-
     def test_many_free_parts_of_different_sizes(self):
         """The one that fits best is found with few comparisons."""
         class Size(int):
