@@ -77,8 +77,9 @@ bool tl_mapped_file_is_shared(const struct tl_mapped_file *file);
  * Errors: TL_DATA_LOSS: the file is shorter than when it was mapped or was changed in place (size or modification
  * time), or a read of it has failed; the message names the path. */
 enum tl_status tl_mapped_file_check(void *file, const void *data, uint64_t len_bytes, struct tl_error *ret_error);
-/* What was read of the file makes no sense, as status and *ret_error say: returns what tl_mapped_file_check finds
- * instead, if that is the reason. */
+/* Called when the contents of the file were refused with status and *ret_error. If the file has changed since it was
+ * opened, or could not be read, that is the reason: then returns the error of tl_mapped_file_check instead, else
+ * status. */
 enum tl_status tl_mapped_file_blame(struct tl_mapped_file *file, enum tl_status status, struct tl_error *ret_error);
 
 #endif

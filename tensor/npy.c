@@ -58,8 +58,8 @@ struct cursor {
 };
 
 struct npy_header {
-    bool is_structured;
-    const char *descr; /* in the file; NULL: not seen */
+    bool is_structured; /* the value of descr is a list or a tuple */
+    const char *descr;  /* in the file; NULL: not seen */
     size_t descr_len;
     bool has_order;
     bool is_fortran_order;

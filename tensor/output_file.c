@@ -205,8 +205,8 @@ const char *tl_output_file_path(const struct tl_output_file *file)
     return file->path;
 }
 
-/* Gives the file the ACL of the one that it replaces. If that one has none, the file loses the ACL that a default ACL
- * of its folder may have given it. Returns whether it now has what the other has. */
+/* Sets the ACL of the file that is replaced. If that file has none, removes the ACL that the new file may have got from
+ * a default ACL of its folder. Returns false when the ACL cannot be set or removed. */
 static bool take_over_acl(const struct tl_output_file *file, int fd)
 {
     if (file->acl) return fsetxattr(fd, ACL_NAME, file->acl, file->acl_bytes, 0) == 0;
@@ -226,7 +226,8 @@ static int take_over_mode(const struct tl_output_file *file, int fd)
     bool has_group = fchown(fd, file->owner, file->group) == 0 || fchown(fd, (uid_t)-1, file->group) == 0 ||
                      info.st_gid == file->group;
     if (!has_group) mode &= ~(mode_t)S_IRWXG;
-    /* The ACL grants its rights at once, so it must not meet another group. */
+    /* An ACL takes effect as soon as it is set, and would grant to another group what it grants to that of the old
+     * file. */
     bool has_acl = (has_group || !file->acl) && take_over_acl(file, fd);
     if (!has_acl) mode &= S_IRWXU;
     if (fchmod(fd, mode) == 0) return 0;

@@ -62,7 +62,7 @@ static void header_fini(struct header *header)
 
 /* ---------------------------------------------------------------------------------------------- JSON of header -- */
 
-/* Returns how many values JSON has at most, without those that only a text seems to have. */
+/* Returns how many values the JSON has at most: it has a ',' or a ':' outside of texts beside each of them. */
 static uint64_t count_values(const char *text, uint64_t len_bytes)
 {
     uint64_t count = 0;

@@ -151,8 +151,8 @@ static void notify_ready(const struct serve *serve)
     notify(state);
 }
 
-/* Whether what came of a call shows that the worker is at work: it has answered, or it has refused the call or the
- * certificate. A certificate that is refused by this side was sent by the worker, too. */
+/* Returns whether the call shows that the worker is at work. It does when the worker has refused the call or our
+ * certificate, and also when we refuse its certificate, because the worker has sent that. */
 static bool is_answer(enum tl_status status, enum tl_call_stage stage)
 {
     if (status == TL_OK || status == TL_UNAUTHENTICATED) return true;

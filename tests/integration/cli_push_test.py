@@ -4,15 +4,15 @@
 nothing."""
 import json
 import os
+import pathlib
 import resource
-import signal
 import socket
 import struct
 import time
 
 import cli_support
 from cli_support import (HEALTH, free_ports, read_metadata, read_safetensors, run, run_in_terminal, some_tensors,
-                         write_safetensors)
+                         wait_until, write_safetensors)
 
 
 def write_npy(path, header, data, version=1):
@@ -226,15 +226,15 @@ class PushRefused(PushCase):
 
     def test_a_file_that_is_cut_off_meanwhile(self):
         """gRPC reads the file, too, and knows nothing but an address that cannot be read."""
-        size = 64 << 20
-        path = write_safetensors(self.folder / "big.safetensors", {"big": ("U8", (size,), bytes(size))})
-        self.worker.send(signal.SIGSTOP)
-        pusher = self.spawn("push", path, "--address", self.cluster.address())
-        time.sleep(0.2)
-        os.truncate(path, 4096)
-        self.worker.send(signal.SIGCONT)
-        self.assertEqual(pusher.wait(), 1, pusher.output)
-        self.assertIn("big.safetensors had ", pusher.output)
+        path, size = self.folder / "big.safetensors", 512 << 20
+        for delay in (0.01, 0.02, 0.03, 0.04, 0.05, 0.06):
+            write_safetensors(path, {"big": ("U8", (size,), b"")}, sparse_bytes={"big": size})
+            pusher = self.spawn("push", path, "--address", self.cluster.address())
+            wait_until(lambda: str(path) in pathlib.Path(f"/proc/{pusher.pid}/maps").read_text(), "mapped")
+            time.sleep(delay)
+            os.truncate(path, 4096)
+            self.assertEqual(pusher.wait(), 1, pusher.output)
+            self.assertIn("big.safetensors had ", pusher.output)
 
     def test_more_files_than_it_may_open(self):
         files = [write_safetensors(self.folder / f"{number}.safetensors", {f"t{number}": ("U8", (1,), b"x")})

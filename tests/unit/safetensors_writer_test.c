@@ -212,34 +212,31 @@ START_TEST(target_is_a_folder)
 }
 END_TEST
 
-START_TEST(header_too_long)
+/* So many tensors, with names of so many digits, do not go into one file. */
+static void refuse_many(size_t count, size_t digit_count, const char *part)
 {
-    enum { COUNT = 190000 };
-    struct tl_tensor_slot *slots = calloc(COUNT, sizeof(slots[0]));
-    char *names = malloc((size_t)COUNT * 513);
-    for (size_t i = 0; i < COUNT; i++) {
-        snprintf(names + i * 513, 513, "%0512zu", i);
-        slots[i] = slot(names + i * 513, TL_U8, 0);
+    struct tl_tensor_slot *slots = calloc(count, sizeof(slots[0]));
+    char *names = malloc(count * (digit_count + 1));
+    for (size_t i = 0; i < count; i++) {
+        char *name = names + i * (digit_count + 1);
+        snprintf(name, digit_count + 1, "%0*zu", (int)digit_count, i);
+        slots[i] = slot(name, TL_U8, 0);
     }
-    refuse(slots, COUNT, TL_INVALID_ARGUMENT, "header");
+    refuse(slots, count, TL_INVALID_ARGUMENT, part);
     free(names);
     free(slots);
+}
+
+START_TEST(header_too_long)
+{
+    refuse_many(190000, 512, "bytes, at most");
 }
 END_TEST
 
 /* Such a file could not be read again. */
 START_TEST(header_of_too_many_values)
 {
-    enum { COUNT = 470000 };
-    struct tl_tensor_slot *slots = calloc(COUNT, sizeof(slots[0]));
-    char *names = malloc((size_t)COUNT * 8);
-    for (size_t i = 0; i < COUNT; i++) {
-        snprintf(names + i * 8, 8, "%zu", i);
-        slots[i] = slot(names + i * 8, TL_U8, 0);
-    }
-    refuse(slots, COUNT, TL_INVALID_ARGUMENT, "values");
-    free(names);
-    free(slots);
+    refuse_many(470000, 6, "values, at most");
 }
 END_TEST
 
