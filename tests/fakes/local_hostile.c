@@ -9,12 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "dataplane/memory/pages.h"
+#include "tensor/mapped_file.h"
 
 #define SLOTS 16
 #define SEGMENT_BYTES 8192
@@ -158,6 +160,8 @@ static void open_sides(struct hostile *hostile, void (*show)(int ring_fd))
     call(hostile, &victim, show);
     expose(hostile);
     hostile->segment = make_memory(SEGMENT_BYTES, NULL);
+    hostile->unsealed = memfd_create("hostile", MFD_CLOEXEC);
+    TL_CHECK(hostile->unsealed >= 0 && ftruncate(hostile->unsealed, SEGMENT_BYTES) == 0);
 }
 
 void hostile_open_shown(struct hostile *hostile, void (*show)(int ring_fd))
@@ -239,6 +243,22 @@ static void write_word(struct hostile *hostile, struct hostile_input *input)
     atomic_store_explicit(word, value, memory_order_relaxed);
 }
 
+/* Fills in what the victim compares with the file, or nearly that. Returns the file's descriptor. */
+static int fill_file_packet(struct hostile *hostile, struct hostile_input *input, struct local_file_packet *packet)
+{
+    const int files[] = {hostile->segment, hostile->unsealed, hostile->caller.out};
+    int fd = files[take(input, 1) % TL_ARRAY_COUNT(files)];
+    struct stat info;
+    TL_CHECK(fstat(fd, &info) == 0);
+    packet->number = hostile->file_number + 1;
+    if (take(input, 1) % 8 == 0) packet->number = take_size(input);
+    hostile->file_number = packet->number;
+    packet->size_bytes = take(input, 1) % 4 ? (uint64_t)info.st_size : take_size(input);
+    packet->modified_seconds = info.st_mtim.tv_sec;
+    packet->modified_ns = take(input, 1) % 4 ? (uint32_t)info.st_mtim.tv_nsec : (uint32_t)take_size(input);
+    return fd;
+}
+
 /* Sends a packet, or writes to the victim's eventfd. */
 static void send_packet(struct hostile *hostile, struct hostile_input *input)
 {
@@ -264,10 +284,15 @@ static void send_packet(struct hostile *hostile, struct hostile_input *input)
         packet.memory.len_bytes = take_size(input);
         len_bytes = sizeof(packet.memory);
     }
+    int fd = hostile->segment;
+    if (packet.kind == LOCAL_PACKET_FILE) {
+        fd = fill_file_packet(hostile, input, &packet.file);
+        len_bytes = sizeof(packet.file);
+    }
     if (take(input, 1) % 4 == 0) len_bytes = sizes[take(input, 1) % TL_ARRAY_COUNT(sizes)];
     bool has_fd = packet.kind != LOCAL_PACKET_DETACH && packet.kind != LOCAL_PACKET_FORGET;
     if (take(input, 1) % 8 == 0) has_fd = !has_fd;
-    (void)local_send(hostile->caller.out, &packet, len_bytes, has_fd ? hostile->segment : -1);
+    (void)local_send(hostile->caller.out, &packet, len_bytes, has_fd ? fd : -1);
 }
 
 /* Looks for memory of a device that the peer has named. */
@@ -288,13 +313,29 @@ static void find_memory(struct hostile *hostile, struct hostile_input *input)
     TL_CHECK(len_bytes <= memory.len_bytes - memory.offset_bytes);
 }
 
+/* Maps a file that the peer has passed, and reads it. */
+static void map_file(struct hostile *hostile, struct hostile_input *input)
+{
+    struct tl_mapped_file *file;
+    uint64_t number = take(input, 1) % 2 ? hostile->file_number : take_size(input);
+    struct tl_descriptor descriptor = {.len_bytes = take(input, 1) % 8 ? sizeof(number) : sizeof(number) - 1};
+    memcpy(descriptor.bytes, &number, sizeof(number));
+    if (hostile->pair->ops->map(hostile->pair, &descriptor, &file, NULL) != TL_OK) return;
+    TL_CHECK(tl_mapped_file_size_bytes(file) == SEGMENT_BYTES);
+    uint8_t copy[SEGMENT_BYTES];
+    memcpy(copy, tl_mapped_file_data(file), SEGMENT_BYTES);
+    tl_mapped_file_put(file);
+}
+
 /* Posts what a correct side posts meanwhile, to places that the peer has named. */
 static void post(struct hostile *hostile, struct hostile_input *input)
 {
     struct tl_queue_pair *pair = hostile->pair;
     if (hostile->broken > 0 || pair->ops->space(pair) < 2) return;
-    unsigned choice = (unsigned)take(input, 1) % 4;
-    if (choice == 0) {
+    unsigned choice = (unsigned)take(input, 1) % 8;
+    if (choice == 4) {
+        map_file(hostile, input);
+    } else if (choice == 0) {
         find_memory(hostile, input);
     } else if (choice % 2) {
         pair->ops->message(pair, hostile->source, (uint32_t)take(input, 2) % TL_SLOT_BYTES, new_work(hostile));
@@ -360,6 +401,7 @@ void hostile_close(struct hostile *hostile)
     if (hostile->owns_provider) hostile->provider->ops->close(hostile->provider);
     caller_close(&hostile->caller);
     close(hostile->segment);
+    close(hostile->unsealed);
     close(hostile->theirs_fd);
     local_ring_unmap(&hostile->ring);
     local_ring_unmap(&hostile->theirs);

@@ -33,8 +33,10 @@ struct hostile {
     struct local_ring theirs; /* our ring, which the peer writes */
     int theirs_fd;
     int segment;
+    int unsealed; /* a file of the same size that may shrink */
     uint32_t sequence;
     uint64_t memory_number; /* that of the latest memory of a device that the peer has shown; 0: none */
+    uint64_t file_number;   /* that of the latest file that it has passed; 0: none */
 };
 
 /* Opens both sides and connects them. Aborts on failure. */

@@ -24,7 +24,7 @@ def pattern(count):
 
 
 def raw(message):
-    data = message if isinstance(message, bytes) else message.SerializeToString()
+    data = message if isinstance(message, bytes) else message.SerializeToString(deterministic=True)
     return struct.pack("<H", len(data)) + data
 
 
@@ -49,6 +49,19 @@ def chunk(number, data, size=None, offset=0, **fields):
 
 def failure(number, code, message="why", **fields):
     return pb.Frame(failures=[pb.Failure(number=number, status=pb.Status(code=code, message=message), **fields)])
+
+
+def packed_texts(*keys, flags=1):
+    """Requests in the packed form of docs/protocol.md: each number one more than the one before, each key as a text."""
+    return pb.Frame(packed_requests=b"".join(bytes([flags, 2, len(key)]) + key.encode() for key in keys))
+
+
+def offers(transport):
+    """The three messages that set up a data connection, with an address that no transport reads."""
+    kinds = pb.ConnectionMessage
+    yield kinds(transport=transport, kind=kinds.OFFER, attempt=2, pair_address=b"i" * 40)
+    yield kinds(transport=transport, kind=kinds.ANSWER, attempt=2, pair_address=b"i" * 40)
+    yield kinds(transport=transport, kind=kinds.REFUSAL, attempt=2, reason="no device")
 
 
 # ------------------------------------------------------------------------------ the commands of link_fuzz.c, by name --
@@ -169,11 +182,76 @@ def link_seeds():
     yield "data_of_no_chunk", UP + frame(pb.Frame(data=b"data"))
     yield "chunk_beyond_data", UP + frame(pb.Frame(chunks=[pb.Chunk(number=1, len_bytes=9)], data=b"data"))
     yield "garbage", UP + frame(b"\xff" * 9)
+    for name, fields in (("host", {"host": b"h" * 16, "host_name": "h", "cluster_digest": 9, "process_id": 9}),
+                         ("host_too_short", {"host": b"h" * 15}), ("name_too_long", {"name": "n" * 300}),
+                         ("received_0", {"received": [0]}), ("window_full", {"window_bytes": (1 << 64) - 1})):
+        yield f"hello_{name}", THEIRS + frame(hello(**fields)) + TAKE
+        yield f"hello_{name}_ours", OURS + TAKE + frame(hello(**{"expected_name": "", **fields}))
+    yield "hello_not_utf8", THEIRS + frame(b"\x0a\x0a\x08\x01\x12\x06/job:\xff")
+    yield "serve_long_keys", UP + frame(requests("k" * 64, "k" * 512, "k" * 63)) + TAKE * 3
+    yield "serve_key_too_long", UP + frame(requests("k" * 513)) + TAKE
+    yield "serve_key_not_utf8", UP + frame(b"\x12\x05\x08\x01\x12\x01\xff") + TAKE
+    yield "serve_steps", UP + frame(requests("p0", "p1", step=9)) + frame(requests("p1", first=3, step=10)) + TAKE * 4
+    yield "serve_failures", UP + frame(requests(*["f"] * 70)) + TAKE * 4
+    yield "serve_chunks", UP + frame(requests(*["p0"] * 300)) + TAKE * 4
+    yield "requests_too_many", UP + frame(pb.Frame(packed_requests=b"\1\2\1w" * 1025))
+    yield "serve_priorities", UP + b"".join(frame(requests("p2", "o2", first=2 * i + 1, priority=i % 4))
+                                            for i in range(5)) + TAKE * 20
+    kept = [f"k{i:02}" for i in range(70)]
+    packed_ours = OURS + TAKE + frame(hello(expected_name="", reads_packed=True, kept_keys=2))
+    yield "packed_kept_keys", packed_up + frame(packed_texts(*kept, flags=3)) + TAKE * 2 + frame(
+        pb.Frame(packed_requests=b"\0\x92\1\x88\1")) + TAKE
+    yield "packed_kept_keys_ours", packed_ours + frame(packed_texts(*kept, flags=3)) + TAKE * 2
+    yield "packed_kept_twice", packed_up + frame(packed_texts("p0", "p0", flags=3)) + TAKE
+    yield "packed_read_in_parts", packed_up + frame(packed_texts(*["p0"] * 70)) + TAKE * 4
+    yield "packed_long_key", packed_up + frame(packed_texts("k" * 100, "p0")) + TAKE
+    for name, record in (("key_too_long", b"\1\2\x81\4" + b"k" * 513), ("no_key", b"\1\2\0"),
+                         ("key_not_utf8", b"\1\2\1\xff"), ("key_with_zero", b"\1\2\3k\0k"),
+                         ("key_number_kept", b"\2\2\0"), ("key_number_too_large", b"\0\2" + b"\xfe\xff" * 3 + b"\x7f"),
+                         ("number_too_long", b"\1" + b"\xff" * 10 + b"\1"), ("number_cut", b"\1\xff"),
+                         ("unknown_flags", b"\x80\2\2"), ("step", b"\5\2\2p0\6" + b"\5\2\2p0\5"),
+                         ("step_cut", b"\5\2\2p0"), ("subscription", b"\x81\1\2\1w\6" + b"\x81\1\2\1w\0"),
+                         ("subscription_0", b"\x81\1\2\1w\0"), ("subscription_cut", b"\x81\1\2\1w"),
+                         ("resume_cut", b"\x11\2\2p2\3\0\0")):
+        yield f"packed_{name}", packed_up + frame(pb.Frame(packed_requests=record)) + TAKE * 2
+    asked = packed_up + FETCH + b"\0" + TAKE
+    for name, record in (("described_cut", b"\2\2\x08\x0a\0\2\1"), ("rank_17", b"\2\2\1\x0a\0\2\x11" + b"\1" * 18),
+                         ("rank_16", b"\2\2\1\x0a\0\2\x10" + b"\1" * 17), ("dtype_unknown", b"\2\2\1\x0a\0\x63\1\1\1"),
+                         ("dtype_too_large", b"\2\2\1\x0a\0" + b"\xff" * 5 + b"\1\1\1\1"),
+                         ("dead", b"\6\2\0\x0a\0\0\0\0"),
+                         ("one_shot_not_described", b"\x08\2\1"), ("one_shot", b"\x0a\2\1\x0a\0\2\1\1\1"),
+                         ("checksum_cut", b"\x12\2\1\x0a\0\2\1\1\1\0\0"), ("unknown_flags_of_chunk", b"\x20\2\1"),
+                         ("offset_cut", b"\3\2\1"), ("size_too_large", b"\2\2\1\x0a\0\2\1" + b"\xff" * 9 + b"\1\1")):
+        yield f"packed_fetch_{name}", asked + frame(pb.Frame(packed_chunks=record, data=b"\0")) + TAKE
+    ranked = pb.MetaData(dtype=pb.U8, dims=[1] * 17, size_bytes=1)
+    yield "fetch_rank_17", fetch + frame(pb.Frame(chunks=[pb.Chunk(number=1, len_bytes=1, publication=5,
+                                                                   meta_data=ranked)], data=b"\0"))
+    yield "fetch_step_0", UP + FETCH + b"\1" + TAKE + frame(chunk(1, pattern(8), 8, step=3)) + TAKE
+    yield "fetch_no_publication", fetch + frame(chunk(1, pattern(8), 8, publication=0)) + TAKE
+    yield "fetch_begun_twice", fetch + half + half + TAKE
+    yield "fetch_failed_amid", fetch + half + frame(failure(1, 10)) + TAKE
+    yield "fetch_answered_twice", fetch + whole + whole + TAKE
+    yield "fetch_answered_and_failed", fetch + whole + frame(failure(1, 10)) + TAKE
+    yield "fetch_overlap", fetch + half + frame(chunk(1, pattern(100), offset=50)) + TAKE
+    yield "fetch_no_status", fetch + frame(pb.Frame(failures=[pb.Failure(number=1)])) + TAKE
+    yield "fetch_unknown_status", fetch + frame(failure(1, 99)) + TAKE
+    yield "fetch_message_not_utf8", fetch + frame(b"\x2a\x09\x08\x01\x12\x05\x08\x0a\x12\x01\xff") + TAKE
+    yield "fetch_many", UP + (FETCH + b"\0") * 8 + TAKE + b"".join(
+        frame(chunk(i, pattern(200), 200)) for i in range(8, 0, -1)) + TAKE
+    yield "fetch_after_close", fetch + half + CLOSE + END + OPEN + b"\1" + TAKE + frame(hello(expected_name="")) + TAKE
+    for message in offers("verbs"):
+        yield f"path_of_kind_{message.kind}", UP + frame(pb.Frame(connections=[message])) + TAKE
+        yield f"path_of_kind_{message.kind}_ours", UP_OURS + frame(pb.Frame(connections=[message])) + TAKE
+    yield "path_transport_not_utf8", UP + frame(b"\x42\x03\x0a\x01\xff")
+    yield "path_reason_not_utf8", UP + frame(b"\x42\x09\x0a\x01v\x10\x03\x2a\x02\xff\xff")
+    yield "group_in_frame", UP + frame(b"\x0b" * 70 + b"\x0c" * 70)
+    yield "wrong_wire_types", UP + frame(b"\x0d\0\0\0\0") + frame(b"\x39\0\0\0\0\0\0\0\0")
+    yield "unknown_fields", UP + frame(b"\xa0\1\1\xa2\1\1u\xa5\1\0\0\0\0\xa1\1" + b"\0" * 8) + TAKE
 
 
 # ----------------------------------------------------------------------------------- the commands of services_fuzz.c --
 
-EXCHANGE, RECEIVE, PUBLISH, WITHDRAW, LIST, IDENTIFY, CHECK, WATCH, REFLECT = range(9)
+EXCHANGE, RECEIVE, PUBLISH, WITHDRAW, LIST, IDENTIFY, PROBE, ECHO, CHECK, WATCH, REFLECT, REFLECT_ALPHA = range(12)
 
 
 def call(method):
@@ -303,6 +381,168 @@ def services_seeds():
                                  give(0, hello(expected_name="")) + take(0) * 2 + take(1) * 2)
     yield "exchange_closed_amid", b"\1" + up + give(0, requests("w")) + bytes([12, 0, 0, 0]) + take(0)
     yield "self_received", bytes([0, 12, 1, 0, 0]) + publish_own(64, 0)
+    yield from services_seeds_of_names()
+    yield from services_seeds_of_links()
+
+
+def services_seeds_of_names():
+    """What a name asks for: parts, values of probes, puts, patterns, symbols of reflection."""
+    box = first("k", 512, pattern(512))
+    box.meta_data.dims[:] = [8, 64]
+    box = b"\0" + ask(PUBLISH, box)
+    up = call(EXCHANGE) + give(0, hello(serves_parts=True)) + take(0)
+    for name, part in (("box", "b2+3,8+10/k"), ("rows", "b2+3,0+40/k"), ("range", "r10+20/k"), ("whole", "r0+200/k"),
+                       ("ranges", "r10+20,100+8,0+1/k"), ("nothing", "b0+0,0+40/k"), ("rank", "b0+8/k"),
+                       ("beyond", "b0+9,0+40/k"), ("range_beyond", "r1f0+11/k"), ("too_long", "r0+200,0+1/k"),
+                       ("overflow", "rffffffffffffffff+2/k"), ("number_too_long", "r00000000000000001+2/k"),
+                       ("no_plus", "r1-2/k"), ("ends_in_comma", "r1+2,/k"), ("no_numbers", "r/k"),
+                       ("no_letter", "/k"), ("other_letter", "x1+2/k"), ("no_key", "r1+2"), ("empty_key", "r1+2/"),
+                       ("too_many_dims", "b" + ",".join(["0+1"] * 17) + "/k"), ("missing", "r0+1/missing")):
+        key = f"tensorlane.part/{part}"
+        yield f"part_{name}", box + up + give(0, requests(key, wants_checksum=True)) + take(0) * 3
+        yield f"part_received_{name}", box + ask(RECEIVE, pb.ReceiveRequest(key=key, wants_checksum=True))
+    part = "tensorlane.part/r0+40/o1"
+    yield "part_sent", b"\0" + send_own(640, 3) + up + give(0, requests(part)) + take(0) * 2 + give(
+        0, pb.Frame(received=[1]))
+    beyond = requests("tensorlane.part/r0+fff/o1")
+    yield "part_sent_wrong", b"\0" + send_own(640, 3) + up + give(0, beyond) + take(0) * 2
+    yield "part_subscribed", b"\0" + up + give(0, requests(part, part, subscription=4)) + send_own(640, 3) + take(0) * 2
+    yield "part_of_strings", b"\0" + call(PUBLISH) + bytes([3, 0, 0x2d, 3, 0]) + half_close(0) + take(0) + end(0) + ask(
+        RECEIVE, pb.ReceiveRequest(key="tensorlane.part/r0+8/p0"))
+    yield "part_waits", b"\0" + up + give(0, requests("tensorlane.part/r0+20/p0")) + publish_own(64, 0) + take(0) * 2
+    yield "part_published", b"\0" + ask(PUBLISH, first(part, 8, pattern(8)))
+    for size in (256, 65536, 7):
+        probe = requests(f"tensorlane.probe/{size}", step=(1 << 64) - 1, wants_checksum=True)
+        yield f"probe_{size}", b"\0" + up + give(0, probe) + take(0) * 20
+    yield "probe_other_step", b"\0" + up + give(0, requests("tensorlane.probe/256", step=1)) + take(0)
+    yield "probe_received", b"\0" + ask(RECEIVE, pb.ReceiveRequest(key="tensorlane.probe/256", step=(1 << 64) - 1))
+    yield "put_not_under_way", b"\0" + up + give(0, requests("tensorlane.put", step=5)) + take(0)
+    yield "put_published", b"\0" + ask(PUBLISH, first("tensorlane.put", 8, pattern(8)))
+    source = {"source_incarnation": 77, "source_number": 5}
+    putting = b"\0" + call(EXCHANGE) + give(0, hello(fetches_puts=True)) + take(0) + call(PUBLISH) + give(
+        1, first("k", 64, **source)) + half_close(1) + take(1) + take(0)
+    yield "put_fetched", putting + give(0, chunk(1, pattern(64), 64)) + take(1) + end(1)
+    yield "put_fetched_data_plane", b"\2" + putting[1:] + TIME_IS_UP + take(1) + end(1)
+    yield "put_fetch_broken", putting + drop(0) + TIME_IS_UP + take(1) + end(1)
+    yield "put_client_gone", putting + drop(1) + take(0)
+    yield "put_closed_amid", b"\1" + putting[1:]
+    for number, pattern_text in enumerate(("p?", "[p]0", "[!a-o]*", "[^p]*", "[", "[]p]0", "[a-", "[z-a]*", "\\p0",
+                                           "p\\", "**0", "*p*0*", "?" * 40, "[p-]0", "ä*", "[ä]*", "*w", "")):
+        yield f"list_pattern_{number}", b"\0" + publish_own(64, 0) + publish_own(64, 7) + publish_own(0, 5) + ask(
+            LIST, pb.ListRequest(pattern=pattern_text))
+    yield "list_pattern_not_utf8", b"\0" + publish_own(64, 0) + ask(LIST, b"\x0a\x02\xff*")
+    yield "list_pattern_too_long", b"\0" + ask(LIST, pb.ListRequest(pattern="*" * 513))
+    digits = pb.WithdrawRequest(pattern="p[0-9]")
+    yield "withdraw_sets", b"\0" + publish_own(64, 0) + publish_own(64, 1) + ask(WITHDRAW, digits)
+    yield "withdraw_nothing", b"\0" + ask(WITHDRAW, pb.WithdrawRequest())
+    yield "withdraw_missing", b"\0" + ask(WITHDRAW, pb.WithdrawRequest(pattern="missing"))
+    notes = {"b": "2", "a": "1", "unit": "m"}
+    noted = [first(f"k{i}", 8, pattern(8), annotations=pb.Annotations(items=notes if i < 2 else {"c": str(i)}))
+             for i in range(4)]
+    yield "list_annotations", b"\0" + b"".join(ask(PUBLISH, message) for message in noted) + ask(LIST, pb.ListRequest())
+    for name, items in (("none", {}), ("empty_name", {"": "x"}), ("too_long", {"n" * 600: "v"}),
+                        ("value", {"n": "v" * 2000}), ("many", {f"n{i}": "" for i in range(80)})):
+        yield f"publish_annotations_{name}", b"\0" + ask(PUBLISH, first(
+            "k", 8, pattern(8), annotations=pb.Annotations(items=items))) + ask(LIST, pb.ListRequest())
+    for name, message in (("back", first("k", 8, pattern(8), step=1)),
+                          ("back_allowed", first("k", 8, pattern(8), step=1, may_go_back=True)),
+                          ("size_unlike_shape", first("k", 8, pattern(8), step=7)), ("own", first("p0", 8, pattern(8))),
+                          ("huge", first("k", (1 << 64) - 1)), ("no_key", first("", 8, pattern(8))),
+                          ("key_too_long", first("k" * 513, 8, pattern(8))),
+                          ("reserved", first("tensorlane.x", 8, pattern(8)))):
+        if name == "size_unlike_shape":
+            message.meta_data.dims[:] = [9]
+        yield f"publish_{name}", b"\0" + publish_own(64, 0) + ask(PUBLISH, first("k", 8, pattern(8), step=3)) + ask(
+            PUBLISH, message) + ask(LIST, pb.ListRequest())
+    for name, symbol in (("field", "tensorlane.v1.Frame.hello"),
+                         ("nested_enum", "tensorlane.v1.ConnectionMessage.Kind"),
+                         ("nested_value", "tensorlane.v1.ConnectionMessage.OFFER"), ("value", "tensorlane.v1.BF16"),
+                         ("value_of_enum", "tensorlane.v1.DType.BF16"),
+                         ("nested_message", "tensorlane.v1.Annotations.ItemsEntry"),
+                         ("method", "tensorlane.v1.Transfer.Exchange"), ("service", "tensorlane.v1.Cluster"),
+                         ("package", "tensorlane.v1"), ("part_of_package", "tensorlane"),
+                         ("leading_dot", ".tensorlane.v1.Frame"), ("ending_dot", "tensorlane.v1.Frame."),
+                         ("unknown", "tensorlane.v1.Frame.none"), ("unknown_method", "tensorlane.v1.Transfer.None"),
+                         ("health", "grpc.health.v1.HealthCheckResponse.SERVING"),
+                         ("oneof", "grpc.reflection.v1.ServerReflectionRequest.message_request")):
+        yield f"reflection_{name}", b"\0" + call(REFLECT) + give(0, question(file_containing_symbol=symbol)) + take(0)
+    for name in ("tensorlane/v1/cluster.proto", "grpc/health/v1/health.proto", "none.proto", ""):
+        yield "reflection_file_" + (name.split("/")[0] or "empty"), b"\0" + call(REFLECT_ALPHA) + give(
+            0, question(file_by_filename=name)) + take(0)
+    yield "reflection_extension", b"\0" + call(REFLECT) + give(0, question(
+        file_containing_extension=reflection_pb2.ExtensionRequest(containing_type="x", extension_number=1))) + take(0)
+
+
+def services_seeds_of_links():
+    """Calls and links that others bear on."""
+    for name, message in (("nothing", cluster_pb2.EchoRequest()), ("answer", cluster_pb2.EchoRequest(answer_bytes=999)),
+                          ("data", cluster_pb2.EchoRequest(data=pattern(99))),
+                          ("too_large", cluster_pb2.EchoRequest(answer_bytes=65537))):
+        yield f"echo_{name}", b"\0" + ask(ECHO, message)
+    probe = call(PROBE) + give(0, cluster_pb2.ProbeRequest()) + half_close(0)
+    yield "probe_peers", b"\0" + probe + TIME_IS_UP * 3 + take(0) + end(0)
+    up = call(EXCHANGE) + give(0, hello(serves_probes=True)) + take(0)
+    probing = up + call(PROBE) + give(1, cluster_pb2.ProbeRequest()) + half_close(1) + take(0) * 2
+    for number in range(1, 5):
+        answered = give(0, chunk(number, pattern(256), 256)) + take(0) * 2 + give(0, failure(number, 10))
+        yield f"probe_answered_{number}", b"\0" + probing + answered + TIME_IS_UP + take(1)
+    yield "probe_broken", b"\0" + probing + drop(0) + TIME_IS_UP * 2 + take(1)
+    yield "probe_client_gone", b"\0" + probing + drop(1) + TIME_IS_UP
+    yield "probe_data_plane", b"\2" + probing + TIME_IS_UP * 2 + take(1)
+    for service in ("tensorlane.v1.Cluster", "grpc.health.v1.Health", ""):
+        yield f"check_{service or 'all'}", b"\0" + ask(CHECK, health_pb2.HealthCheckRequest(service=service))
+    unknown = health_pb2.HealthCheckRequest(service="x")
+    yield "watch_unknown", b"\0" + call(WATCH) + give(0, unknown) + half_close(0) + take(0)
+    yield "watches", b"\1" + b"".join(
+        call(WATCH) + give(i, health_pb2.HealthCheckRequest()) + half_close(i) for i in range(8))
+    large = publish_own(64 * 255, 0) + publish_own(64 * 255, 1) + publish_own(64 * 255, 2)
+    held = b"".join(call(RECEIVE) + give(i, pb.ReceiveRequest(key=f"p{i % 3}")) + half_close(i) for i in range(8))
+    yield "receive_held", b"\0" + large + held + take(0) * 2 + take(1) * 2 + take(2) + drop(0) + drop(1) + take(2) * 9
+    yield "receive_held_timed_out", b"\0" + large + held + TIME_IS_UP * 2 + take(3)
+    yield "receive_held_withdrawn", b"\0" + large + held + b"\x0d\x20" + drop(0) + take(1) * 9
+    yield "receive_held_closed_amid", b"\1" + large + held
+    for name, fields in (("self", {"name": SELF}), ("unknown", {"name": "/job:worker/task:9"}),
+                         ("client", {"name": ""}), ("no_task", {"name": "worker"}),
+                         ("other_job", {"name": "/job:chief/task:0"}),
+                         ("one_way", {"is_one_way": True}), ("one_way_client", {"name": "", "is_one_way": True}),
+                         ("all", {"serves_probes": True, "serves_subscriptions": True, "serves_parts": True,
+                                  "fetches_puts": True, "reads_packed": True, "kept_keys": 9}),
+                         ("digest", {"cluster_digest": 7, "host": b"h" * 16, "host_name": "h", "process_id": 7}),
+                         ("incarnation_0", {"incarnation": 0}), ("received", {"received": list(range(1, 40))})):
+        linked = call(EXCHANGE) + give(0, hello(**fields)) + take(0)
+        waits = give(0, requests("w", "p0", wants_checksum=True))
+        linked_and_waits = linked + waits + take(0) * 2
+        yield f"link_{name}", b"\0" + publish_own(640, 0) + linked_and_waits + bytes([12, 0, 0, 0]) + take(0)
+        yield f"link_{name}_again", b"\0" + linked + waits + call(EXCHANGE) + give(1, hello(**fields)) + take(1) + end(
+            0) + drop(1) + TIME_IS_UP
+    for task, incarnation in ((1, 77), (1, 78), (2, 77)):
+        other = hello(name=f"/job:worker/task:{task}", incarnation=incarnation)
+        yield f"rivals_{task}_{incarnation}", b"\0" + (up + call(EXCHANGE) + give(1, other) + take(1) + end(0)) * 3
+    for transport in ("local", "verbs", "none"):
+        for message in offers(transport):
+            linked = call(EXCHANGE) + give(0, hello()) + take(0)
+            offered = give(0, pb.Frame(connections=[message])) + take(0) * 2
+            yield f"connection_{transport}_{message.kind}", b"\2" + linked + offered + TIME_IS_UP
+    dialled = bytes([0, 12, 0, 0, 0]) + take(0)
+    linked = dialled + give(0, hello(expected_name="")) + take(0)
+    lost = drop(0) + TIME_IS_UP * 2 + take(0)
+    yield "dialled_again", bytes([0, 12, 0, 0, 0]) + TIME_IS_UP * 3 + take(0) + drop(0) + TIME_IS_UP * 3
+    yield "dialled_refused", dialled + give(0, hello(name="/job:worker/task:2", expected_name=""))
+    yield "dialled_resumed", (linked + give(0, chunk(1, pattern(64), 128)) + lost + give(0, hello(expected_name="")) +
+                              take(0) + give(0, chunk(1, pattern(128)[64:], 128, offset=64)) + take(0))
+    yield "dialled_one_shot", linked + give(0, chunk(1, pattern(64), 64, is_one_shot=True)) + lost + TIME_IS_UP
+    twice = up + give(0, requests("o1", "o1")) + take(0) * 2 + drop(0) + TIME_IS_UP
+    yield "sent_reserved", b"\0" + send_own(640, 3) + send_own(64, 3, 1) + twice + ask(
+        RECEIVE, pb.ReceiveRequest(key="o1"))
+    waits = up + give(0, requests("w", "o1", step=1)) + call(RECEIVE) + give(
+        1, pb.ReceiveRequest(key="o2", step=2)) + half_close(1)
+    yield "steps_ended", (b"\0" + waits + send_own(64, 4, 3) + bytes([13, 1, 13, 2, 13, 3]) + take(0) * 2 + take(1) +
+                          end(1))
+    yield "steps_aborted", (b"\0" + up + give(0, requests("w", step=1)) + send_own(64, 3, 1) + bytes(
+        [13, 0x81, 13, 0xc2]) + give(0, requests("o1", first=5, step=1)) + take(0) * 2 + bytes([12, 0, 3, 1]))
+    yield "subscribed_many", b"\0" + up + b"".join(
+        give(0, requests(*["o1"] * 9, first=10 * i + 1, subscription=i + 1)) for i in range(6)) + b"".join(
+            send_own(64, 3, step % 4) for step in range(12)) + take(0) * 9
 
 
 def main():
