@@ -384,7 +384,11 @@ class Owner:
             while True:
                 await asyncio.sleep(1)
                 self.blocks.end_old()
-                infos = {info.id: info for info in self.worker.peers()}
+                try:
+                    infos = {info.id: info for info in self.worker.peers()}
+                except (Error, MemoryError) as error:
+                    _logger.warning("the clients are not looked at for a second: %r", error)
+                    continue
                 for name, client in list(self._clients.items()):
                     try:
                         self._endpoint.check(client.peer, info=infos.get(client.peer.number))
@@ -573,7 +577,7 @@ class Client:
         self._meeting = None
         self._last_failure = None
         self._rests_until = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may use the client while this thread is in submit
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="tensorlane-kv", daemon=True)
@@ -979,12 +983,18 @@ class LMCacheClient:
     Client. Each submit_ call begins one of Client's and returns its number; drain_completions has what came of it.
     They raise what Client.submit raises."""
 
+    _event = -1  # until it is made
+
     def __init__(self, address: str, timeout: float = 5, host: typing.Optional[str] = None) -> None:
         self._client = Client(address, timeout, host, _lmcache_logger())
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._event_lock = threading.Lock()
         self._done = collections.deque()
         self._number = 0
+
+    def __del__(self) -> None:
+        if self._event >= 0:
+            os.close(self._event)
 
     def event_fd(self) -> int:
         """Returns a descriptor that can be read when something has ended; -1 after close."""

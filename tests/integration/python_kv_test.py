@@ -586,6 +586,24 @@ class Limits(Owned):
 
         asyncio.run(serve())
 
+    def test_an_owner_without_memory_to_look_at_its_clients(self):
+        """It goes on, and looks at them later."""
+        async def serve():
+            owner = kv.Owner("127.0.0.1:0", 1000, config={"log": {"level": "error"}})
+            failures = [tensorlane.ResourceExhausted("no memory"), MemoryError()]
+            with (unittest.mock.patch.object(tensorlane.Worker, "peers", side_effect=[*failures, []]) as peers,
+                  self.assertLogs("tensorlane.kv", "WARNING") as said):
+                serving = asyncio.ensure_future(owner.run())
+                while peers.call_count < 3 and not serving.done():
+                    await asyncio.sleep(0.01)
+                self.assertFalse(serving.done())
+            self.assertEqual(len(said.output), 2)
+            serving.cancel()
+            await asyncio.wait([serving])
+            owner.worker.close()
+
+        asyncio.run(serve())
+
     def worker(self):
         worker = tensorlane.Worker({"log": {"level": "error"}}, address="127.0.0.1:0")
         self.addCleanup(worker.close)
@@ -1068,6 +1086,21 @@ class Interrupts(Owned):
         self.assertEqual([str(one.message) for one in said], [])
         self.assertEqual(self.cache.exists(["k1"]), [True])
 
+    def test_a_handler_that_uses_the_client(self):
+        """The signal comes in the middle of a call of the same thread."""
+        results = []
+
+        def use(*_):
+            results.append(self.cache.exists(["k1"]))
+
+        def exists(keys):
+            signal.raise_signal(signal.SIGALRM)
+            return self.cache.exists_async(keys)
+
+        signal.signal(signal.SIGALRM, use)
+        self.assertEqual(self.cache.submit(exists, ["k1"]).result(PATIENCE), [True])
+        self.assertEqual(results, [[True]])
+
     def test_a_set_is_not_kept(self):
         for number, end in enumerate((self.end_by_signal, self.end_in_submit)):
             with self.subTest(end=end.__name__):
@@ -1165,6 +1198,15 @@ class LMCacheCalls(Owned):
         self.assertEqual(client.drain_completions(), [])
         client.close()
         self.assertEqual(client.drain_completions(), [])
+
+    def test_a_client_that_is_dropped(self):
+        """Its descriptor is closed."""
+        client = kv.LMCacheClient(self.address)
+        event = client.event_fd()
+        with self.assertWarns(ResourceWarning):
+            del client
+            gc.collect()
+        self.assertRaises(OSError, os.fstat, event)
 
 
 if __name__ == "__main__":
