@@ -306,9 +306,14 @@ static int run_from(const struct tl_config_from_flags *flags, const struct tl_op
     if (is_hostfile && count == 0) return tl_options_refuse(options, "which file? from-hostfile FILE");
     if (count > is_hostfile) return tl_options_refuse(options, "unexpected argument %s", arguments[is_hostfile]);
     if (flags->port == 0 || flags->port > UINT16_MAX) return tl_options_refuse(options, "--port: must be 1 to 65535");
+    bool is_kubernetes = strcmp(action, "from-kubernetes") == 0;
+    if (!is_kubernetes && (flags->service || flags->hosts))
+        return tl_options_refuse(options, "%s is for from-kubernetes alone", flags->service ? "--service" : "--hosts");
+    if (is_kubernetes && flags->per_host > 0)
+        return tl_options_refuse(options, "--per-host is not for from-kubernetes: --tasks says how many there are");
     if (flags->service && flags->hosts) return tl_options_refuse(options, "--service or --hosts, not both");
     if (is_hostfile) return tl_config_from_hostfile(flags, arguments[0]);
-    return strcmp(action, "from-slurm") == 0 ? tl_config_from_slurm(flags) : tl_config_from_kubernetes(flags);
+    return is_kubernetes ? tl_config_from_kubernetes(flags) : tl_config_from_slurm(flags);
 }
 
 static int run(const struct show *show, const struct tl_config_from_flags *from, const struct tl_options *options,

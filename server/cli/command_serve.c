@@ -122,11 +122,16 @@ static void find_probe_address(struct serve *serve)
 
 /* --------------------------------------------------------------------------------------------------- notifying -- */
 
+static void log_notification(enum tl_status status, const struct tl_error *error)
+{
+    if (status != TL_OK) TL_LOG_AT_WARN("the service manager was not notified", TL_STR("reason", error->message));
+}
+
 static void notify(const char *state)
 {
     struct tl_error error;
-    if (tl_sd_notify(state, &error) != TL_OK)
-        TL_LOG_AT_WARN("the service manager was not notified", TL_STR("reason", error.message));
+    enum tl_status status = tl_sd_notify(state, &error);
+    log_notification(status, &error);
 }
 
 /* The line that the worker is ready appears at every log level. */
@@ -219,11 +224,15 @@ static void drain(struct serve *serve, const sigset_t *signals)
 {
     const char *name = serve->config.task->name;
     struct sigaction action = {.sa_handler = end_at_once};
+    struct tl_error error;
+    enum tl_status status;
     sigemptyset(&action.sa_mask);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
     signal(SIGHUP, SIG_IGN);
-    notify("STOPPING=1\nSTATUS=waiting for running transfers");
+    status = tl_sd_notify_stopping(serve->config.task->settings.drain_timeout_ns,
+                                   "STATUS=waiting for running transfers", &error);
+    log_notification(status, &error);
     TL_LOG_AT_INFO("worker stopping", TL_STR("name", name));
     pthread_sigmask(SIG_UNBLOCK, signals, NULL);
     tl_worker_close(serve->worker, TL_TIMEOUT_DEFAULT);

@@ -134,7 +134,8 @@ static void stop(struct up *up, int code)
         if (up->children[i].task->settings.drain_timeout_ns > drain_ns)
             drain_ns = up->children[i].task->settings.drain_timeout_ns;
     up->due_ns = tl_clock_deadline_ns(drain_ns + KILL_SLACK_NS);
-    if (tl_sd_notify("STOPPING=1", NULL) != TL_OK) tl_output_error("up", "the service manager was not notified");
+    if (tl_sd_notify_stopping(drain_ns + KILL_SLACK_NS, "", NULL) != TL_OK)
+        tl_output_error("up", "the service manager was not notified");
     signal_children(up, SIGTERM);
 }
 

@@ -117,9 +117,27 @@ static void protect_descriptors(void)
     }
 }
 
+static void end_at_signal(int signal_number)
+{
+    _exit(128 + signal_number); /* as a shell says it of a process that the signal has ended */
+}
+
+/* The kernel drops the signals of the first process of a container that it has no handlers for. Commands that have
+ * their own replace these. */
+static void take_signals(void)
+{
+    struct sigaction action = {.sa_handler = end_at_signal};
+    if (getpid() != 1) return;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGHUP, &action, NULL);
+}
+
 int main(int argc, char **argv)
 {
     protect_descriptors();
+    take_signals();
     /* up starts its workers from /proc/self/exe, after which they would be called "exe" in lists of processes. */
     (void)prctl(PR_SET_NAME, "tensorlane");
     signal(SIGPIPE, SIG_IGN);

@@ -8,7 +8,9 @@
 #include "server/cli/sd_notify.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -16,9 +18,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 #define SEND_TIMEOUT_SEC 5
+/* What a process does after the longest time that it waits for others. */
+#define STOP_SLACK_NS (10 * TL_NS_PER_SEC)
 
 static enum tl_status make_address(const char *name, struct sockaddr_un *ret_address, socklen_t *ret_len,
                                    struct tl_error *ret_error)
@@ -63,6 +68,14 @@ enum tl_status tl_sd_notify(const char *state, struct tl_error *ret_error)
     close(fd);
     if (sent < 0) return tl_error_set_errno(ret_error, error_number, "cannot send to NOTIFY_SOCKET=%s", name);
     return TL_OK;
+}
+
+enum tl_status tl_sd_notify_stopping(int64_t longest_ns, const char *state, struct tl_error *ret_error)
+{
+    char text[256];
+    snprintf(text, sizeof(text), "STOPPING=1\nEXTEND_TIMEOUT_USEC=%" PRId64 "\n%s",
+             (longest_ns + STOP_SLACK_NS) / (TL_NS_PER_SEC / 1000000), state);
+    return tl_sd_notify(text, ret_error);
 }
 
 /* A decimal number that fits; 0 when it is none. */

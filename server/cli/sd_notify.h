@@ -14,6 +14,10 @@
  * socket: EAGAIN when no process reads it. Blocks: while the socket's queue is full, for a few seconds at most. */
 enum tl_status tl_sd_notify(const char *state, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Sends that the process is stopping, which takes so long at most: the manager waits at least a few seconds longer
+ * before it ends the process. state: what is sent besides ("STATUS=..."). Errors, Blocks: as tl_sd_notify. */
+enum tl_status tl_sd_notify_stopping(int64_t longest_ns, const char *state, struct tl_error *ret_error) TL_MUST_USE;
+
 /* True when NOTIFY_SOCKET is set. */
 bool tl_sd_is_notified(void);
 

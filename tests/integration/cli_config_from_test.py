@@ -187,6 +187,7 @@ class Kubernetes(From):
         self.refuse("two tasks would be in the pod a", "--hosts=a", "--tasks=worker=2")
         self.refuse("in braces", "--hosts=a-{pod}", "--tasks=worker=2")
         self.refuse("--service or --hosts", "--hosts=a", "--service=b", code=2)
+        self.refuse("--per-host is not for", "--hosts=a", "--tasks=worker=1", "--per-host=1", code=2)
 
 
 class Hostfile(From):
@@ -215,6 +216,8 @@ class Hostfile(From):
             self.refuse(pattern, path)
         self.refuse("Is a directory", self.folder)
         self.refuse("unexpected argument y", path, "y", code=2)
+        self.refuse("--service is for from-kubernetes", path, "--service=lane", code=2)
+        self.refuse("--hosts is for from-kubernetes", path, "--hosts=a", code=2)
 
 
 if __name__ == "__main__":

@@ -313,6 +313,16 @@ class ServiceManager(cli_support.Case):
         self.assertIn("STATUS=", self.receive(manager, "STOPPING=1"))
         self.assertEqual(worker.wait(), 0)
 
+    def test_a_long_drain(self):
+        """The manager is told how long to wait."""
+        path = str(self.folder / "notify")
+        manager = self.listen(path)
+        worker = self.cluster(ps=1, extra={"timeouts": {"drain": "2h"}}).start(env=environment(NOTIFY_SOCKET=path))
+        self.receive(manager, "READY=1")
+        worker.send(signal.SIGTERM)
+        self.assertIn("\nEXTEND_TIMEOUT_USEC=7210000000\n", self.receive(manager, "STOPPING=1"))
+        self.assertEqual(worker.wait(), 0)
+
     def test_abstract_name(self):
         name = f"tensorlane-test-{os.getpid()}"
         manager = self.listen("\0" + name)

@@ -255,7 +255,8 @@ class Up(TlsCase):
             launcher = self.up(self.cluster(ps=1, worker=1), env=environment(NOTIFY_SOCKET=path))
             self.assertEqual(manager.recv(4096), b"READY=1")
             launcher.send(signal.SIGTERM)
-            self.assertEqual(manager.recv(4096), b"STOPPING=1")
+            # The drain time-out of 10 s, 3 s until workers are killed, and 10 s.
+            self.assertEqual(manager.recv(4096), b"STOPPING=1\nEXTEND_TIMEOUT_USEC=23000000\n")
             self.assertEqual(launcher.wait(), 0)
 
     def test_prefixes_are_coloured_on_a_terminal(self):

@@ -3,6 +3,9 @@
 """The command line itself: help, wrong usage, output that cannot be written, configurations."""
 import json
 import os
+import pathlib
+import signal
+import socket
 import subprocess
 
 import cli_support
@@ -49,6 +52,29 @@ class Usage(cli_support.Case):
     def header_version(self):
         text = (cli_support.SOURCE / "include/tensorlane/version.h").read_text()
         return text.split('#define TL_VERSION "')[1].split('"')[0]
+
+    def test_signals_of_the_first_process_of_a_container(self):
+        """The kernel drops those that it does not handle."""
+        unshare = ["unshare", "--pid", "--fork", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+        try:
+            if subprocess.run([*unshare, "true"], check=False, stderr=subprocess.DEVNULL).returncode != 0:
+                self.skipTest("unshare cannot make a namespace of processes here")
+        except FileNotFoundError:
+            self.skipTest("there is no unshare (util-linux)")
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent.settimeout(cli_support.PATIENCE)
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                command = [*unshare, cli_support.PROGRAM, "ls", "--address", address, "--timeout", "1h"]
+                with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+                    silent.accept()[0].close()
+                    child, = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                    os.kill(int(child), number)
+                    try:
+                        self.assertEqual(process.wait(cli_support.PATIENCE), 128 + number)
+                    except subprocess.TimeoutExpired:
+                        os.kill(int(child), signal.SIGKILL)
+                        raise
 
     def test_no_command(self):
         result = self.assert_run(2)
