@@ -467,8 +467,9 @@ def services_seeds_of_names():
                          ("oneof", "grpc.reflection.v1.ServerReflectionRequest.message_request")):
         yield f"reflection_{name}", b"\0" + call(REFLECT) + give(0, question(file_containing_symbol=symbol)) + take(0)
     for name in ("tensorlane/v1/cluster.proto", "grpc/health/v1/health.proto", "none.proto", ""):
-        yield "reflection_file_" + (name.partition("/")[0].partition(".")[0] or "empty"), b"\0" + call(REFLECT_ALPHA) + give(
-            0, question(file_by_filename=name)) + take(0)
+        stem = name.partition("/")[0].partition(".")[0] or "empty"
+        asked = give(0, question(file_by_filename=name))
+        yield f"reflection_file_{stem}", b"\0" + call(REFLECT_ALPHA) + asked + take(0)
     yield "reflection_extension", b"\0" + call(REFLECT) + give(0, question(
         file_containing_extension=reflection_pb2.ExtensionRequest(containing_type="x", extension_number=1))) + take(0)
 
