@@ -227,6 +227,11 @@ def link_seeds():
     yield "fetch_rank_17", fetch + frame(pb.Frame(chunks=[pb.Chunk(number=1, len_bytes=1, publication=5,
                                                                    meta_data=ranked)], data=b"\0"))
     yield "fetch_step_0", UP + FETCH + b"\1" + TAKE + frame(chunk(1, pattern(8), 8, step=3)) + TAKE
+    for name, lengths in (("right", (1, 2)), ("too_long", (1, 3)), ("too_short", (1, 1))):
+        strings = pb.Chunk(number=1, len_bytes=19, publication=5, meta_data=pb.MetaData(
+            dtype=pb.STRING, dims=[2], size_bytes=19))
+        yield f"fetch_strings_{name}", fetch + frame(pb.Frame(
+            chunks=[strings], data=struct.pack("<2Q", *lengths) + b"abc")) + TAKE
     yield "fetch_no_publication", fetch + frame(chunk(1, pattern(8), 8, publication=0)) + TAKE
     yield "fetch_begun_twice", fetch + half + half + TAKE
     yield "fetch_failed_amid", fetch + half + frame(failure(1, 10)) + TAKE
@@ -300,7 +305,7 @@ def question(**fields):
     return reflection_pb2.ServerReflectionRequest(host="h", **fields)
 
 
-TIME_IS_UP = b"\x09"
+TIME_PASSES, TIME_IS_UP = b"\x09", b"\x19"
 
 
 def services_seeds():
@@ -387,6 +392,24 @@ def services_seeds():
 
 def services_seeds_of_names():
     """What a name asks for: parts, values of probes, puts, patterns, symbols of reflection."""
+    for name, dtype, dims, part in (("box_of_3", pb.U8, [4, 8, 16], "b1+2,2+3,4+5"),
+                                    ("planes", pb.U8, [4, 8, 16], "b1+2,0+8,0+10"),
+                                    ("rows_of_planes", pb.U8, [4, 8, 16], "b0+4,1+2,0+10"),
+                                    ("half_bytes", pb.U4, [8, 128], "b0+8,1+2"),
+                                    ("bytes_of_halves", pb.U4, [8, 128], "b0+8,2+4"),
+                                    ("scalar", pb.F64, [], "b"), ("of_nothing", pb.F32, [0, 4], "b0+0,0+4")):
+        message = first("k", 0)
+        message.meta_data.dims[:], message.meta_data.dtype = dims, dtype
+        size = {"scalar": 8, "of_nothing": 0}.get(name, 512)
+        message.meta_data.size_bytes, message.data = size, pattern(size)
+        key = f"tensorlane.part/{part}/k"
+        yield f"part_{name}", b"\0" + ask(PUBLISH, message) + ask(RECEIVE, pb.ReceiveRequest(key=key))
+    strings = pb.PublishRequest(key="k", meta_data=pb.MetaData(dtype=pb.STRING, dims=[2], size_bytes=19))
+    for name, lengths in (("right", (1, 2)), ("too_long", (1, 3)), ("too_short", (1, 1)), ("huge", (1, (1 << 64) - 1))):
+        strings.data = struct.pack("<2Q", *lengths) + b"abc"
+        yield f"publish_strings_{name}", b"\0" + ask(PUBLISH, strings) + ask(RECEIVE, pb.ReceiveRequest(key="k"))
+    yield "publish_annotations_not_utf8", b"\0" + ask(PUBLISH, first("k", 8, pattern(8)).SerializeToString() +
+                                                      b"\x3a\x08\x0a\x06\x0a\x01\xff\x12\x01v")
     box = first("k", 512, pattern(512))
     box.meta_data.dims[:] = [8, 64]
     box = b"\0" + ask(PUBLISH, box)
@@ -526,8 +549,8 @@ def services_seeds_of_links():
             yield f"connection_{transport}_{message.kind}", b"\2" + linked + offered + TIME_IS_UP
     dialled = bytes([0, 12, 0, 0, 0]) + take(0)
     linked = dialled + give(0, hello(expected_name="")) + take(0)
-    lost = drop(0) + TIME_IS_UP * 2 + take(0)
-    yield "dialled_again", bytes([0, 12, 0, 0, 0]) + TIME_IS_UP * 3 + take(0) + drop(0) + TIME_IS_UP * 3
+    lost = drop(0) + TIME_PASSES + take(0)
+    yield "dialled_again", dialled + (drop(0) + TIME_PASSES) * 9 + take(0) + TIME_IS_UP
     yield "dialled_refused", dialled + give(0, hello(name="/job:worker/task:2", expected_name=""))
     yield "dialled_resumed", (linked + give(0, chunk(1, pattern(64), 128)) + lost + give(0, hello(expected_name="")) +
                               take(0) + give(0, chunk(1, pattern(128)[64:], 128, offset=64)) + take(0))
@@ -535,6 +558,8 @@ def services_seeds_of_links():
     twice = up + give(0, requests("o1", "o1")) + take(0) * 2 + drop(0) + TIME_IS_UP
     yield "sent_reserved", b"\0" + send_own(640, 3) + send_own(64, 3, 1) + twice + ask(
         RECEIVE, pb.ReceiveRequest(key="o1"))
+    steps = b"".join(give(0, requests("o1", first=step + 1, step=step)) for step in range(40))
+    yield "steps_of_a_key", b"\0" + up + steps + send_own(64, 3, 3) + give(0, pb.Frame(cancels=[2, 40])) + take(0) * 3
     waits = up + give(0, requests("w", "o1", step=1)) + call(RECEIVE) + give(
         1, pb.ReceiveRequest(key="o2", step=2)) + half_close(1)
     yield "steps_ended", (b"\0" + waits + send_own(64, 4, 3) + bytes([13, 1, 13, 2, 13, 3]) + take(0) * 2 + take(1) +

@@ -304,15 +304,16 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_time)
     return result;
 }
 
-/* Goes on to when each timer that is armed now is due. */
-static void skip_time(void)
+/* Goes on to when the first timer is due, or each one that is armed now. */
+static void skip_time(bool is_to_last)
 {
     struct tl_timers *timers = tl_loop_timers(worker->loop);
     int64_t now_ns = tl_clock_now_ns();
-    int64_t until_ns = now_ns;
-    for (size_t i = 0; i < timers->count; i++)
+    int64_t until_ns = tl_timers_next_due_ns(timers);
+    for (size_t i = 0; is_to_last && i < timers->count; i++)
         until_ns = timers->heap[i]->due_ns > until_ns ? timers->heap[i]->due_ns : until_ns;
-    skipped_ns += until_ns - now_ns < MAX_SKIPPED_NS ? until_ns - now_ns : MAX_SKIPPED_NS;
+    if (until_ns == TL_TIME_NEVER) return;
+    if (until_ns > now_ns) skipped_ns += until_ns - now_ns < MAX_SKIPPED_NS ? until_ns - now_ns : MAX_SKIPPED_NS;
     (void)tl_timers_fire_due(timers, tl_clock_now_ns(), &(struct tl_quota){0});
 }
 
@@ -354,11 +355,12 @@ static void take_all(void)
 
 static void run_command(struct fuzz_input *input)
 {
-    uint8_t command = fuzz_take_u8(input) & 15;
+    uint8_t byte = fuzz_take_u8(input);
+    uint8_t command = byte & 15;
     if (command == 0) open_call(fuzz_take_u8(input));
     if (command >= 1 && command <= 4) give_command(command, input);
     if (command >= 5 && command <= 8) call_command(command, input);
-    if (command == 9) skip_time();
+    if (command == 9) skip_time((byte & 16) != 0);
     if (command == 10) publish_own(input);
     if (command == 11) send_own(input);
     if (command == 12) receive_own(input);
