@@ -131,7 +131,8 @@ void link_serve_fail(struct link_serve *entry, const struct tl_error *status)
 {
     if (entry->sending != NULL) link_serve_stop_reading(entry);
     if (has_sending(entry)) entry->sending->failure = link_status_get(entry->link, status);
-    /* A final failure would end a subscription, which goes on with other values. */
+    /* A final failure would end a subscription, which goes on with other values. UNAVAILABLE stays final, since the
+     * peer would ask for this value again otherwise; subscriptions go on after it. */
     bool has_value = entry->sending != NULL && entry->sending->offer.tensor != NULL;
     if (has_value && status->code != TL_UNAVAILABLE) entry->serve.is_final = false;
     queue_failure(entry);

@@ -15,7 +15,8 @@ void response_set_status(struct response *response, const struct tl_error *statu
     struct response_sending *sending = response->sending;
     if (sending->status != NULL) return;
     sending->status = tl_error_keep(status);
-    /* A final failure would end a subscription, which goes on with other values. */
+    /* A final failure would end a subscription, which goes on with other values. UNAVAILABLE stays final, since the
+     * peer would ask for this value again otherwise; subscriptions go on after it. */
     bool has_value = sending->offer.tensor != NULL;
     if (has_value && status->code != TL_UNAVAILABLE && status->code != TL_UNIMPLEMENTED)
         response->serve.is_final = false;

@@ -331,16 +331,16 @@ struct tl_subscribe_options {
  * sizes, where a small value may come before a larger one. After a connection was broken for longer than
  * timeouts.reservation, a published value may come once more.
  * A value that cannot be received is a completion with its step and status, and without a tensor: it does not fit the
- * destinations, its checksum is wrong, its file has changed at the peer, its step was aborted here, it lies on a device
- * of this very worker, or there is no memory. Its buffer is used again once that completion was read. The subscription
- * goes on with later steps; a sent value that does not fit is then offered to others. Steps that are aborted or ended
- * at the peer are left out. A peer that cannot be reached is no error: what it has under the key comes when it is back.
- * When it has restarted, its values are new ones, whatever their steps. A subscription ends with tl_cancel, with close,
- * or when it cannot go on, and then has one last completion (is_last), without tensor and step, whose status is not
- * TL_OK: TL_CANCELLED; TL_UNIMPLEMENTED: the peer is of an older version; TL_RESOURCE_EXHAUSTED: the peer lets no more
- * of this worker's receivers wait (limits.waiting; a subscription counts as count + 1), or there is no memory;
- * TL_UNAVAILABLE: "rdma": "require" leaves no way to the peer. Values that arrive meanwhile come before it.
- * TL_TIMEOUT_DEFAULT does not apply.
+ * destinations, its checksum is wrong, its file has changed at the peer, the peer cannot read or send it, its step was
+ * aborted here, it lies on a device of this very worker, or there is no memory. Its buffer is used again once that
+ * completion was read. The subscription goes on with other values; a sent value that does not fit is then offered to
+ * others. Steps that are aborted or ended at the peer are left out. A peer that cannot be reached is no error: what it
+ * has under the key comes when it is back. When it has restarted, its values are new ones, whatever their steps. A
+ * subscription ends with tl_cancel, with close, or when it cannot go on, and then has one last completion (is_last),
+ * without tensor and step, whose status is not TL_OK: TL_CANCELLED; TL_UNIMPLEMENTED: the peer is of an older version;
+ * TL_RESOURCE_EXHAUSTED: the peer lets no more of this worker's receivers wait (limits.waiting; a subscription counts
+ * as count + 1), or there is no memory; TL_UNAVAILABLE: "rdma": "require" leaves no way to the peer. Values that arrive
+ * meanwhile come before it. TL_TIMEOUT_DEFAULT does not apply.
  * Errors of the call: TL_INVALID_ARGUMENT: the key, no options, size_bytes, count, or a destination that is NULL,
  * read-only, on a device, or unlike the first. TL_UNIMPLEMENTED: an option that this version does not know.
  * TL_NOT_FOUND: no such peer. TL_RESOURCE_EXHAUSTED: no memory. TL_FAILED_PRECONDITION: cq drives another worker

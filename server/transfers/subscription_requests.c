@@ -76,7 +76,14 @@ static void leave_memory(struct slot *slot)
     slot->memory = NULL;
 }
 
-static void fetch_failed(struct slot *slot, const struct tl_error *error)
+/* Whether the failure concerns one value, which the peer cannot read or send. */
+static bool is_of_one_value(const struct tl_fetch *fetch, const struct tl_error *error)
+{
+    return !fetch->is_final || error->code == TL_DATA_LOSS || error->code == TL_UNAVAILABLE;
+}
+
+/* is_refused_here: this worker has refused the request, and would refuse every other one. */
+static void fetch_failed(struct slot *slot, const struct tl_error *error, bool is_refused_here)
 {
     struct tl_fetch *fetch = &slot->request.fetch;
     const struct tl_subscription *subscription = slot->subscription;
@@ -90,8 +97,7 @@ static void fetch_failed(struct slot *slot, const struct tl_error *error)
         slot_drop_followers(slot);
         subscription_retry_later(slot->subscription);
     } else {
-        /* A final status is the peer's; but a value that it cannot send is not the last one. */
-        bool is_refusal = fetch->is_final && error->code != TL_DATA_LOSS;
+        bool is_refusal = is_refused_here || !is_of_one_value(fetch, error);
         tl_peer_give_up(&slot->request);
         slot_failed(slot, error, fetch->offer_step, is_refusal);
     }
@@ -101,6 +107,7 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
 {
     struct slot *slot = TL_CONTAINER_OF(fetch, struct slot, request.fetch);
     struct tl_subscription *subscription = slot->subscription;
+    bool is_refused_here = slot->request.carrier == TL_CARRIER_REFUSAL;
     tl_peer_fetch_done(&slot->request);
     subscription_hold(subscription);
     if (result->code == TL_OK) {
@@ -109,7 +116,7 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
         slot->value->path_reason = reason_of(fetch);
         slot_arrived(slot, tensor, fetch->offer_step, fetch->path);
     } else {
-        fetch_failed(slot, result);
+        fetch_failed(slot, result, is_refused_here);
     }
     subscription_let_go(subscription);
 }

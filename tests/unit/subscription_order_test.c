@@ -360,6 +360,18 @@ START_TEST(failures_have_their_place)
 }
 END_TEST
 
+/* The owner has the value and cannot send it now. That is the end of this value only. */
+START_TEST(a_value_that_is_unavailable)
+{
+    asked_on_a_data_connection(1);
+    fetch_of(0)->is_final = true;
+    fails(0, 1, TL_UNAVAILABLE);
+    check_calls("failed:1");
+    arrive(1, 2);
+    check_calls("2");
+}
+END_TEST
+
 /* A connection that breaks holds nothing up: what was asked on it may have no value. */
 START_TEST(broken_connections_hold_nothing_up)
 {
@@ -392,6 +404,18 @@ START_TEST(the_end_comes_last)
     check_calls("");
     ck_assert(tl_subscription_cancel(&worker, subscription_id));
     check_calls("2 3 end:1");
+    tl_tensor_put(tensor);
+    tl_timers_fini(&timers);
+}
+END_TEST
+
+/* No request can travel to the peer, now and later. */
+START_TEST(ends_without_a_way_to_the_peer)
+{
+    fetch_of(0)->is_final = true;
+    subscription->slots[0].request.carrier = TL_CARRIER_REFUSAL;
+    fails(0, 0, TL_UNAVAILABLE);
+    check_calls("end:14"); /* TL_UNAVAILABLE */
     tl_tensor_put(tensor);
     tl_timers_fini(&timers);
 }
@@ -503,11 +527,13 @@ int main(void)
     tcase_add_test(tcase, in_order);
     tcase_add_test(tcase, only_what_has_begun_is_awaited_on_a_link);
     tcase_add_test(tcase, failures_have_their_place);
+    tcase_add_test(tcase, a_value_that_is_unavailable);
     tcase_add_test(tcase, broken_connections_hold_nothing_up);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("end");
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, the_end_comes_last);
+    tcase_add_test(tcase, ends_without_a_way_to_the_peer);
     tcase_add_test(tcase, ends_in_rounds);
     suite_add_tcase(suite, tcase);
     add_many(suite, "asks_in_rounds", asks_in_rounds, 1); /* tests/defects runs each of these alone */
