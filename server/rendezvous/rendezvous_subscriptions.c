@@ -5,7 +5,9 @@
  * A sent value that no receiver of exactly its key and step waits for goes to the subscription that has waited longest;
  * a request of a subscription gets the sent value with the lowest step, else the published value unless the
  * subscription has had it. The value is reserved for that request as for any other. An asker that gives a value up
- * refuses its step: the subscription goes on behind it, so that it does not get the value again, and others may.
+ * refuses it: the subscription does not get it again, and others may. What is remembered of that is a mark of the value
+ * and one step of the subscription, behind which it goes on with marked values. Values without a mark come to it
+ * whatever their step, because an asker also gives values up for lack of memory, or to have them over another path.
  *
  * A subscription without requests and values is kept for limits.subscription_ns, because its asker may have lost its
  * connection, or all its buffers may be in use; then it knows which published value was the last. Each one counts as a
@@ -16,6 +18,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/arith.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "server/rendezvous/rendezvous_table.h"
@@ -33,14 +36,24 @@ static struct tl_table_subscription *find(struct tl_rendezvous *table, const str
     return subscription;
 }
 
-/* Puts a value that is not reserved into its key's list. Steps nearly always grow. */
+static struct tl_table_value *value_at(struct tl_list *link)
+{
+    return TL_CONTAINER_OF(link, struct tl_table_value, offered_link);
+}
+
+static uint64_t step_at(struct tl_list *link)
+{
+    return value_at(link)->step->step;
+}
+
+/* Puts a value that is not reserved into a list of its key. Steps nearly always grow. */
 static void list_value(struct tl_table_value *value)
 {
-    struct tl_list *offered = &value->name->subscribed->offered;
-    struct tl_list *place = offered;
+    struct tl_table_subscribed *subscribed = value->name->subscribed;
+    struct tl_list *values = value->was_refused ? &subscribed->refused : &subscribed->offered;
+    struct tl_list *place = values;
     if (tl_list_is_linked(&value->offered_link)) return;
-    while (place->prev != offered &&
-           TL_CONTAINER_OF(place->prev, struct tl_table_value, offered_link)->step->step > value->step->step)
+    while (place->prev != values && step_at(place->prev) > value->step->step)
         place = place->prev;
     tl_list_insert_before(place, &value->offered_link);
 }
@@ -78,6 +91,7 @@ static bool may_be_subscribed(struct tl_table_name *name)
     if (name->subscribed == NULL) return false;
     tl_list_init(&name->subscribed->subscriptions);
     tl_list_init(&name->subscribed->offered);
+    tl_list_init(&name->subscribed->refused);
     return true;
 }
 
@@ -221,7 +235,9 @@ void tl_table_subscription_requeue(struct tl_table_subscription *subscription)
 void tl_table_subscription_refuse(struct tl_table_value *value)
 {
     struct tl_table_subscription *subscription = value->subscription;
-    if (subscription == NULL || value->step->step < subscription->from_step) return;
+    if (subscription == NULL) return;
+    value->was_refused = true;
+    if (value->step->step < subscription->from_step) return;
     subscription->has_refused_last = value->step->step == UINT64_MAX;
     subscription->from_step = value->step->step < UINT64_MAX ? value->step->step + 1 : UINT64_MAX;
 }
@@ -231,38 +247,48 @@ static bool may_have(const struct tl_table_subscription *subscription, uint64_t 
                      const struct tl_table_value *value)
 {
     uint64_t step = value->step->step;
-    return step >= from_step && step >= subscription->from_step && !subscription->has_refused_last;
+    bool is_behind_refused = step >= subscription->from_step && !subscription->has_refused_last;
+    return step >= from_step && (!value->was_refused || is_behind_refused);
 }
 
-static struct tl_table_value *value_at(struct tl_list *link)
+/* Returns the first value of the list whose step is at least `from_step`; NULL: none. It is near one of the ends: few
+ * values are too old, or few have come since. */
+static struct tl_table_value *first_from(struct tl_rendezvous *table, struct tl_list *values, uint64_t from_step)
 {
-    return TL_CONTAINER_OF(link, struct tl_table_value, offered_link);
+    struct tl_list *front = values->next, *back = values->prev;
+    if (tl_list_is_empty(values) || step_at(back) < from_step) return NULL;
+    for (;; front = front->next, back = back->prev) {
+        table->value_visits++;
+        if (step_at(front) >= from_step) return value_at(front);
+        if (step_at(back->prev) < from_step) return value_at(back);
+    }
+}
+
+/* Returns the one with the lower step; each may be NULL. */
+static struct tl_table_value *lower(struct tl_table_value *a, struct tl_table_value *b)
+{
+    if (a == NULL || b == NULL) return a != NULL ? a : b;
+    return a->step->step < b->step->step ? a : b;
 }
 
 /* Returns the value with the lowest step that a request which wants at least `from_step` may have; NULL: none. */
 static struct tl_table_value *lowest_value(struct tl_rendezvous *table,
                                            const struct tl_table_subscription *subscription, uint64_t from_step)
 {
-    struct tl_list *offered = &subscription->name->subscribed->offered;
-    struct tl_list *front = offered->next, *back = offered->prev;
-    if (tl_list_is_empty(offered) || !may_have(subscription, from_step, value_at(back))) return NULL;
-    /* It is near one of the ends: few values are too old, or few have come since. */
-    for (;; front = front->next, back = back->prev) {
-        table->value_visits++;
-        if (may_have(subscription, from_step, value_at(front))) return value_at(front);
-        if (!may_have(subscription, from_step, value_at(back->prev))) return value_at(back);
-    }
+    struct tl_table_subscribed *subscribed = subscription->name->subscribed;
+    struct tl_table_value *offered = first_from(table, &subscribed->offered, from_step);
+    if (subscription->has_refused_last) return offered;
+    return lower(offered, first_from(table, &subscribed->refused, tl_max_u64(from_step, subscription->from_step)));
 }
 
 /* Returns the value that the request gets; NULL: none. A request that has given a value back, because it comes over
- * another path, may have it again. */
+ * another path, may have it again, and no other request of its subscription may. */
 static struct tl_table_value *first_value(struct tl_rendezvous *table, const struct tl_table_subscription *subscription,
                                           const struct tl_receiver *receiver)
 {
-    struct tl_table_value *lowest = lowest_value(table, subscription, receiver->step);
     struct tl_table_value *had = tl_table_value_find_given_back(table, &receiver->id);
-    if (had == NULL || had->name != subscription->name) return lowest;
-    return lowest != NULL && lowest->step->step < had->step->step ? lowest : had;
+    if (had != NULL && had->name == subscription->name) return had;
+    return lowest_value(table, subscription, receiver->step);
 }
 
 /* Returns whether the request, which wants at least `from_step`, may have the publication, and notes that it has it. */

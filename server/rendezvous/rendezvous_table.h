@@ -38,7 +38,9 @@
 struct tl_table_subscribed {
     struct tl_list subscriptions; /* those with waiters, the one that has waited longest first */
     size_t subscription_count;    /* all subscriptions of the key, with and without waiters */
-    struct tl_list offered; /* sent values that are not reserved, by step; maintained while there is a subscription */
+    /* Sent values that are not reserved, by step; maintained while there is a subscription. */
+    struct tl_list offered; /* those that no subscription has refused */
+    struct tl_list refused; /* the others */
 };
 
 /* A key; used by its places, values, publication and subscriptions, which it counts in hash.use_count. */
@@ -91,12 +93,13 @@ struct tl_table_value {
     struct tl_list step_link;
     bool is_reserved;
     bool was_given_back;         /* it was reserved before */
+    bool was_refused;            /* a subscription did not take it */
     struct tl_request_id id;     /* the request that it is reserved for */
     uint64_t holder_count;       /* how many receivers with that id have been given it and have not broken off */
     UT_hash_handle hh;           /* by id: in tl_rendezvous.reservations while reserved, then in given_back */
     struct tl_list orphan_link;  /* in tl_rendezvous.orphans while its receiver has broken off */
     int64_t deadline_ns;         /* until when the receiver may come back */
-    struct tl_list offered_link; /* in name->subscribed->offered */
+    struct tl_list offered_link; /* in name->subscribed->offered or refused */
     struct tl_table_subscription *subscription; /* the one whose request it is reserved for; NULL: none */
 };
 
@@ -111,7 +114,7 @@ struct tl_table_subscription {
     struct tl_list link;          /* with waiters: in name->subscribed->subscriptions; unused: in
                                      tl_rendezvous.unused_subscriptions */
     size_t use_count;             /* waiters, and values that are reserved for it */
-    uint64_t from_step;           /* sent values of lower steps are not given: it has refused one before this step */
+    uint64_t from_step;           /* refused values of lower steps are not given: it has refused one before this step */
     bool has_refused_last;        /* no step is behind the one that it has refused */
     uint64_t publication;         /* the published value that was given last; 0: none */
     uint64_t publication_request; /* number of the request that it was given to */
@@ -280,7 +283,8 @@ void tl_table_subscriptions_offer_value(struct tl_rendezvous *table, struct tl_t
 /* Gives a new publication to each subscription that waits for it. */
 void tl_table_subscriptions_offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,
                                               struct tl_list *deferred_calls);
-/* Notes that the asker has refused a value: its subscription gets no sent value of that step or an earlier one. */
+/* Notes that the asker has refused a value: of the values that a subscription has refused, its own one gets none of
+ * that step or an earlier one any more. */
 void tl_table_subscription_refuse(struct tl_table_value *value);
 
 /* Returns the offer for a receiver, with a reference of its own. */

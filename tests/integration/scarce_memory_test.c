@@ -43,6 +43,20 @@ enum tl_status __wrap_tl_borrow_create(struct tl_worker *worker, struct tl_tenso
     return __real_tl_borrow_create(worker, base, returned, context, ret_borrow, ret_tensor, ret_error);
 }
 
+static atomic_bool is_without_tensors; /* for the memory of one tensor, once */
+
+enum tl_status __real_tl_tensor_create_for(const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                                           struct tl_error *ret_error);
+enum tl_status __wrap_tl_tensor_create_for(const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                                           struct tl_error *ret_error);
+
+enum tl_status __wrap_tl_tensor_create_for(const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                                           struct tl_error *ret_error)
+{
+    if (atomic_exchange(&is_without_tensors, false)) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory");
+    return __real_tl_tensor_create_for(meta_data, ret_tensor, ret_error);
+}
+
 START_TEST(a_value_that_could_not_be_answered_stays)
 {
     struct cluster cluster;
@@ -157,6 +171,93 @@ START_TEST(a_value_that_cannot_be_lent_comes_at_the_end)
 }
 END_TEST
 
+struct subscribed {
+    struct cluster cluster;
+    struct tl_worker *owner, *receiver;
+    struct tl_cq *cq, *sent;
+    tl_op_id op;
+};
+
+/* Opens two workers, of which one subscribes with two buffers of the library; its pool has 1 MiB. */
+static void open_subscribed(struct subscribed *subscribed, const char *protocol, unsigned receiver)
+{
+    cluster_init(&subscribed->cluster, 2, "\"local\": {\"pool\": \"1MiB\", \"max_pool\": \"1MiB\"}");
+    subscribed->cluster.protocol = protocol;
+    cluster_open_all(&subscribed->cluster);
+    subscribed->owner = subscribed->cluster.workers[0];
+    subscribed->receiver = subscribed->cluster.workers[receiver];
+    subscribed->cq = cluster_cq();
+    subscribed->sent = cluster_cq();
+    subscribed->op = subscribe(subscribed->receiver, NULL, 2, subscribed->cq);
+    CLUSTER_UNTIL(cluster_stats(subscribed->owner).waiting_receivers == 2);
+}
+
+static void close_subscribed(struct subscribed *subscribed)
+{
+    ck_assert_int_eq(tl_cancel(subscribed->receiver, subscribed->op), TL_OK);
+    cluster_expect(subscribed->cq, TL_CANCELLED);
+    cluster_close_all(&subscribed->cluster);
+    tl_cq_destroy(subscribed->cq);
+    tl_cq_destroy(subscribed->sent);
+}
+
+static void send_to_subscribed(const struct subscribed *subscribed, unsigned step, uint64_t size_bytes)
+{
+    struct tl_tensor *tensor = cluster_tensor(size_bytes, step);
+    cluster_send(subscribed->owner, "k", step, tensor, subscribed->sent);
+    tl_tensor_put(tensor);
+}
+
+/* The next completion is this value. */
+static void expect_value(const struct subscribed *subscribed, unsigned step, uint64_t size_bytes)
+{
+    struct tl_completion completion = cluster_next(subscribed->cq);
+    ck_assert_msg(completion.status.code == TL_OK, "%s", completion.status.message);
+    ck_assert_uint_eq(completion.step, step);
+    ck_assert(cluster_tensor_is(completion.tensor, size_bytes, step));
+    tl_tensor_put(completion.tensor);
+    cluster_expect(subscribed->sent, TL_OK);
+}
+
+/* A value for which there is no memory is a completion, and stays at its owner. A value of an earlier step that is sent
+ * after it comes. */
+static void check_place(const char *protocol, unsigned receiver)
+{
+    struct subscribed subscribed;
+    open_subscribed(&subscribed, protocol, receiver);
+    atomic_store(&is_without_tensors, true);
+    send_to_subscribed(&subscribed, 5, 1000);
+    ck_assert_uint_eq(cluster_expect(subscribed.cq, TL_RESOURCE_EXHAUSTED).step, 5);
+    send_to_subscribed(&subscribed, 3, 1000);
+    expect_value(&subscribed, 3, 1000);
+    struct tl_tensor *tensor = cluster_recv_wait(subscribed.receiver, 0, "k", 5);
+    ck_assert(cluster_tensor_is(tensor, 1000, 5));
+    tl_tensor_put(tensor);
+    cluster_expect(subscribed.sent, TL_OK);
+    close_subscribed(&subscribed);
+}
+
+START_TEST(a_value_without_memory_for_it)
+{
+    check_place("grpc", 1);
+    check_place("auto", 0); /* it is its own owner */
+}
+END_TEST
+
+/* A value that the pool cannot hold is given back and comes over gRPC. So does what is sent after it for an earlier
+ * step. */
+START_TEST(a_value_that_the_pool_cannot_hold)
+{
+    struct subscribed subscribed;
+    open_subscribed(&subscribed, "auto", 1);
+    send_to_subscribed(&subscribed, 5, 4 << 20);
+    expect_value(&subscribed, 5, 4 << 20);
+    send_to_subscribed(&subscribed, 3, 1000);
+    expect_value(&subscribed, 3, 1000);
+    close_subscribed(&subscribed);
+}
+END_TEST
+
 /* Each of many subscriptions of the worker itself refuses the value, which then is there for the next one. */
 START_TEST(a_value_that_no_buffer_fits)
 {
@@ -235,6 +336,8 @@ int main(void)
     tcase_add_test(link, a_value_that_could_not_be_answered_stays);
     tcase_add_test(subscription, a_value_that_could_not_be_lent_comes_later);
     tcase_add_test(subscription, a_value_that_cannot_be_lent_comes_at_the_end);
+    tcase_add_test(subscription, a_value_without_memory_for_it);
+    tcase_add_test(subscription, a_value_that_the_pool_cannot_hold);
     tcase_add_test(stack, a_value_that_no_buffer_fits);
     tcase_add_loop_test(stack, a_value_that_many_receives_give_back, 0, 2);
     tcase_set_timeout(link, 60);

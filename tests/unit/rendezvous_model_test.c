@@ -81,6 +81,7 @@ struct operation {
     bool is_sent; /* The value is in the table. */
     bool is_reserved;
     bool is_ended;
+    bool is_refused; /* A subscription has given it back. */
     struct tl_request_id reserved_for;
     int holder_count;
     unsigned order;      /* Values are reserved in this order, */
@@ -101,7 +102,7 @@ struct model_subscription {
     bool exists;
     bool is_given_up;
     unsigned key;
-    uint64_t from_step;           /* It gets no sent value of an earlier step. */
+    uint64_t from_step;           /* It gets no value of an earlier step that a subscription has given back. */
     int published;                /* The publication that it has had; -1: none. */
     uint64_t publication_request; /* The request that has got it. */
     unsigned place;               /* Those of a key get a value in this order; 0: none of its requests waits. */
@@ -300,7 +301,7 @@ static bool may_have(const struct operation *receiver, const struct operation *v
 {
     const struct model_subscription *subscription = subscription_of(receiver->id, receiver->subscription);
     return is_same_id(value->reserved_for, receiver->id) ||
-           (value->step >= receiver->step && value->step >= subscription->from_step);
+           (value->step >= receiver->step && (!value->is_refused || value->step >= subscription->from_step));
 }
 
 static void model_offer(struct operation *value)
@@ -419,7 +420,9 @@ static void model_answer_subscription(struct operation *receiver)
     for (int i = 0; i < operation_count; i++) {
         struct operation *o = &operations[i];
         if (!o->is_sent || o->is_reserved || o->key != receiver->key || !may_have(receiver, o)) continue;
-        if (value == NULL || o->step < value->step) value = o;
+        bool is_again = is_same_id(o->reserved_for, receiver->id);
+        if (value == NULL || is_again || o->step < value->step) value = o;
+        if (is_again) break;
     }
     if (value != NULL) {
         model_reserve(value, receiver);
@@ -688,6 +691,7 @@ static void do_acknowledge(struct operation *o)
 static void model_refuse(struct operation *value)
 {
     struct model_subscription *subscription = subscription_of(value->reserved_for, value->subscription);
+    if (subscription != NULL) value->is_refused = true;
     if (subscription != NULL && value->step >= subscription->from_step) subscription->from_step = value->step + 1;
     model_release(value);
 }

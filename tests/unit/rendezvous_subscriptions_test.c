@@ -189,6 +189,49 @@ START_TEST(refused)
 }
 END_TEST
 
+/* A value that was given up, for lack of memory for instance, keeps no other value from coming: earlier steps that are
+ * sent later, too, and those between values that were given up. */
+START_TEST(earlier_steps_after_a_refusal)
+{
+    struct receiver *a = ask(1, 2), *b = ask(1, 2);
+    send(9);
+    check_given(a, 9);
+    tl_rendezvous_release(table, &a->base.id);
+    check_waits(b);
+    send(1); /* it is not wanted */
+    check_waits(b);
+    send(3);
+    check_given(b, 3);
+    struct receiver *c = ask(2, 5);
+    check_given(c, 9);
+    tl_rendezvous_release(table, &c->base.id);
+    send(6);
+    send(12);
+    send(4);
+    check_given(ask(1, 2), 4);
+    struct receiver *d = ask(1, 2);
+    check_given(d, 6);
+    tl_rendezvous_release(table, &d->base.id);
+    check_given(ask(1, 2), 12);
+    check_waits(ask(1, 2));
+    check_given(ask_as(ASKER, c->base.id.number, 2, "key", 5), 9);
+    check_given(ask(3, 2), 6);
+}
+END_TEST
+
+/* A request that asks again over another path gets its value, also when one of an earlier step has come meanwhile,
+ * which the next request gets. */
+START_TEST(earlier_step_before_asking_again)
+{
+    struct receiver *a = ask(1, 0);
+    send(5);
+    tl_rendezvous_release(table, &a->base.id);
+    send(3);
+    check_given(ask_as(ASKER, a->base.id.number, 1, "key", 0), 5);
+    check_given(ask(1, 0), 3);
+}
+END_TEST
+
 /* There is no step behind the last one. */
 START_TEST(refused_of_the_last_step)
 {
@@ -405,6 +448,8 @@ int main(void)
     tcase_add_test(sent, exact_receivers_come_first);
     tcase_add_test(sent, subscriptions_alternate);
     tcase_add_test(sent, refused);
+    tcase_add_test(sent, earlier_steps_after_a_refusal);
+    tcase_add_test(sent, earlier_step_before_asking_again);
     tcase_add_test(sent, refused_of_the_last_step);
     tcase_add_test(sent, given_back_and_asked_again);
     tcase_add_test(sent, values_that_are_not_wanted);
