@@ -46,25 +46,35 @@ static uint64_t step_at(struct tl_list *link)
     return value_at(link)->step->step;
 }
 
-/* Puts a value that is not reserved into a list of its key. Steps nearly always grow. */
-static void list_value(struct tl_table_value *value)
+/* Returns the link that a value of this step belongs in front of. Steps nearly always grow, or they fall, so that it is
+ * near one of the ends. */
+static struct tl_list *find_place(struct tl_rendezvous *table, struct tl_list *values, uint64_t step)
+{
+    struct tl_list *front = values->next, *back = values;
+    for (;; front = front->next, back = back->prev) {
+        table->place_visits++;
+        if (back->prev == values || step_at(back->prev) < step) return back;
+        if (step_at(front) > step) return front;
+    }
+}
+
+/* Puts a value that is not reserved into a list of its key. */
+static void list_value(struct tl_rendezvous *table, struct tl_table_value *value)
 {
     struct tl_table_subscribed *subscribed = value->name->subscribed;
     struct tl_list *values = value->was_refused ? &subscribed->refused : &subscribed->offered;
-    struct tl_list *place = values;
     if (tl_list_is_linked(&value->offered_link)) return;
-    while (place->prev != values && step_at(place->prev) > value->step->step)
-        place = place->prev;
+    struct tl_list *place = find_place(table, values, value->step->step);
     tl_list_insert_before(place, &value->offered_link);
 }
 
 /* The first subscription of a key finds the values that are there. */
-static void list_values(struct tl_table_name *name)
+static void list_values(struct tl_rendezvous *table, const struct tl_table_name *name)
 {
     TL_LIST_FOREACH(&name->places, link)
     {
         struct tl_table_value *value = TL_CONTAINER_OF(link, struct tl_table_place, name_link)->value;
-        if (value && !value->is_reserved) list_value(value);
+        if (value && !value->is_reserved) list_value(table, value);
     }
 }
 
@@ -108,7 +118,7 @@ static struct tl_table_subscription *add(struct tl_rendezvous *table, const stru
     unsigned hash = (unsigned)XXH3_64bits_withSeed(id, sizeof(*id), table->hash_seed);
     HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->subscriptions, &subscription->id, sizeof(*id), hash, subscription);
     if (subscription->hh.tbl == NULL) goto fail;
-    if (subscription->name->subscribed->subscription_count++ == 0) list_values(subscription->name);
+    if (subscription->name->subscribed->subscription_count++ == 0) list_values(table, subscription->name);
     return subscription;
 fail:
     if (subscription->name) tl_table_name_put(table, subscription->name);
@@ -358,7 +368,7 @@ void tl_table_subscriptions_offer_value(struct tl_rendezvous *table, struct tl_t
         tl_table_value_offer(value, &offer);
         tl_table_waiter_conclude(table, receiver, NULL, &offer, deferred_calls);
     }
-    if (!value->is_reserved && subscribed != NULL && subscribed->subscription_count > 0) list_value(value);
+    if (!value->is_reserved && subscribed != NULL && subscribed->subscription_count > 0) list_value(table, value);
 }
 
 void tl_table_subscriptions_offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,

@@ -152,6 +152,7 @@ struct tl_rendezvous {
     struct tl_table_value *reservations;
     struct tl_table_value *given_back; /* what each request of a subscription gave back last; offered */
     uint64_t value_visits;             /* how many offered values were looked at for requests of subscriptions */
+    uint64_t place_visits;             /* how often the lists of offered values were looked at to put others there */
     struct tl_hash_table waiters;      /* struct tl_receiver */
     struct tl_list publications;
     struct tl_list walks;    /* struct tl_table_walk, over publications */

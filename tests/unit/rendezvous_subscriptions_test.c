@@ -278,6 +278,22 @@ START_TEST(values_that_are_not_wanted)
 }
 END_TEST
 
+/* Whether steps grow or fall while values are sent, and whether the key has a subscription then: few values are passed
+ * to find the place of another one. */
+START_TEST(many_values_in_order)
+{
+    bool is_falling = _i % 2 == 1, is_subscribed = _i / 2 == 1;
+    if (is_subscribed) check_waits(ask(1, 63));
+    for (uint64_t i = 1; i <= 60; i++)
+        send(is_falling ? 61 - i : i);
+    if (!is_subscribed) check_waits(ask(1, 63));
+    ck_assert_uint_le(table->place_visits, 60);
+    check_given(ask(2, 1), 1);
+    check_given(ask(2, 1), 2);
+    check_given(ask(2, 60), 60);
+}
+END_TEST
+
 /* A broken connection: the value is kept for the request, and for the subscription if that does not come back. */
 START_TEST(asked_again)
 {
@@ -453,6 +469,7 @@ int main(void)
     tcase_add_test(sent, refused_of_the_last_step);
     tcase_add_test(sent, given_back_and_asked_again);
     tcase_add_test(sent, values_that_are_not_wanted);
+    tcase_add_loop_test(sent, many_values_in_order, 0, 4);
     tcase_add_test(sent, asked_again);
     tcase_add_test(sent, steps);
     tcase_add_test(published, newest_wins_and_none_twice);
