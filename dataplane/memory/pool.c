@@ -40,7 +40,7 @@ static struct tl_block *take_spare(struct tl_pool *pool, uint64_t block_bytes)
     struct tl_block *block = pool->spares[size];
     if (!block) return NULL;
     pool->spares[size] = block->right;
-    pool->spare_counts[size]--;
+    pool->spare_count--;
     pool->spare_bytes -= block_bytes;
     return block;
 }
@@ -49,11 +49,11 @@ static struct tl_block *take_spare(struct tl_pool *pool, uint64_t block_bytes)
 static bool keep_spare(struct tl_pool *pool, struct tl_block *block)
 {
     if (pool->is_closed || block->len_bytes > SPARE_MAX_BYTES || !tl_list_is_empty(&pool->waiting)) return false;
+    if (pool->spare_count == MAX_SPARES) return false;
     size_t size = block->len_bytes / TL_POOL_ALIGNMENT_BYTES - 1;
-    if (pool->spare_counts[size] == MAX_SPARES) return false;
     block->right = pool->spares[size];
     pool->spares[size] = block;
-    pool->spare_counts[size]++;
+    pool->spare_count++;
     pool->spare_bytes += block->len_bytes;
     return true;
 }
@@ -68,8 +68,8 @@ bool pool_give_spares(struct tl_pool *pool)
             (void)tl_blocks_give(&pool->blocks, block);
         }
         pool->spares[size] = NULL;
-        pool->spare_counts[size] = 0;
     }
+    pool->spare_count = 0;
     pool->spare_bytes = 0;
     return true;
 }

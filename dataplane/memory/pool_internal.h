@@ -28,11 +28,12 @@
 #define ALLOW(address, len_bytes) ((void)0)
 #endif
 
-/* Blocks up to this size that come back are kept as they are for the next request for this size, this many of each
- * size: small tensors come and go with every request. */
+/* Blocks up to this size that come back are kept as they are for the next request for this size: small tensors come and
+ * go with every request, or thousands of them with every group. So many are kept that all are given up in less than a
+ * millisecond. */
 #define SPARE_MAX_BYTES UINT64_C(4096)
 #define SPARE_SIZES (SPARE_MAX_BYTES / TL_POOL_ALIGNMENT_BYTES)
-#define MAX_SPARES 64
+#define MAX_SPARES 4096
 
 struct pool_region {
     struct tl_pool *pool;
@@ -62,7 +63,7 @@ struct tl_pool {
     pthread_mutex_t mutex;
     struct tl_blocks blocks;
     struct tl_block *spares[SPARE_SIZES]; /* by size, linked by `right`; struct tl_blocks takes them for taken */
-    unsigned spare_counts[SPARE_SIZES];
+    unsigned spare_count;                 /* all blocks in these lists */
     uint64_t spare_bytes;
     struct tl_list waiting; /* struct tl_pool_wait, the longest wait first */
     uint64_t waiting_count;

@@ -254,7 +254,7 @@ START_TEST(small_blocks_are_kept)
         many[i] = take(64);
     for (size_t i = 0; i < 100; i++)
         tl_pool_give(many[i]);
-    ck_assert_uint_eq(pool->spare_bytes, MAX_SPARES * 64 + 128);
+    ck_assert_uint_eq(pool->spare_bytes, 100 * 64 + 128);
     struct tl_block *rest = take(64 * KIB - 128 - 192 - 128 - 64);
     ck_assert_uint_eq(pool->spare_bytes, 0);
     tl_pool_give(rest);
@@ -264,6 +264,24 @@ START_TEST(small_blocks_are_kept)
     tl_pool_close(pool);
     pool = NULL;
     tl_pool_give(larger);
+}
+END_TEST
+
+/* What a group of thousands of small tensors gives back is there for the next one; more is joined to larger blocks. */
+START_TEST(the_blocks_of_a_group_are_kept)
+{
+    static struct tl_block *many[MAX_SPARES + 100];
+    open_pool(1024 * KIB, 1024 * KIB);
+    for (size_t i = 0; i < TL_ARRAY_COUNT(many); i++)
+        many[i] = take(64);
+    for (size_t i = 0; i < TL_ARRAY_COUNT(many); i++)
+        tl_pool_give(many[i]);
+    ck_assert_uint_eq(pool->spare_bytes, MAX_SPARES * 64);
+    for (size_t i = MAX_SPARES; i-- > 0;)
+        ck_assert_ptr_eq(take(64), many[i]);
+    ck_assert_uint_eq(pool->spare_bytes, 0);
+    for (size_t i = 0; i < MAX_SPARES; i++)
+        tl_pool_give(many[i]);
 }
 END_TEST
 
@@ -456,6 +474,7 @@ int main(void)
     tcase_add_test(tcase, exhaustion);
     tcase_add_test(tcase, unused_regions_are_given_up);
     tcase_add_test(tcase, small_blocks_are_kept);
+    tcase_add_test(tcase, the_blocks_of_a_group_are_kept);
     tcase_add_test(tcase, regions_of_addresses);
     tcase_add_test(tcase, blocks_outlive_the_pool);
     tcase_add_test(tcase, the_first_region_fails);
