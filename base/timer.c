@@ -82,6 +82,12 @@ enum tl_status tl_timers_reserve(struct tl_timers *timers)
     return TL_OK;
 }
 
+void tl_timers_release(struct tl_timers *timers)
+{
+    TL_CHECK(timers->reserved_count > 0);
+    timers->reserved_count--;
+}
+
 void tl_timers_arm_reserved(struct tl_timers *timers, struct tl_timer *timer, int64_t due_ns)
 {
     TL_CHECK(timer->fire);

@@ -33,8 +33,12 @@ void tl_timers_fini(struct tl_timers *timers);
  * is valid. Errors: TL_RESOURCE_EXHAUSTED: no memory; the timer is as before. */
 enum tl_status tl_timers_arm(struct tl_timers *timers, struct tl_timer *timer, int64_t due_ns) TL_MUST_USE;
 
-/* Keeps a place in the heap for one timer, as long as the heap. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+/* Keeps a place in the heap for one timer, until tl_timers_release or as long as the heap. Errors:
+ * TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_timers_reserve(struct tl_timers *timers) TL_MUST_USE;
+
+/* Gives back a place that tl_timers_reserve has kept. Its timer is not armed. */
+void tl_timers_release(struct tl_timers *timers);
 
 /* As tl_timers_arm, for a timer that tl_timers_reserve has kept a place for: it cannot fail. */
 void tl_timers_arm_reserved(struct tl_timers *timers, struct tl_timer *timer, int64_t due_ns);

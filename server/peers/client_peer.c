@@ -31,6 +31,7 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
     (void)reason;
     struct client_peer *client_peer = tl_link_owner(link);
     tl_data_connections_end(&client_peer->data);
+    tl_data_connections_fini(&client_peer->data);
     tl_list_remove(&client_peer->place);
     free(client_peer);
 }
@@ -46,15 +47,16 @@ static const struct tl_link_events link_events = {.closed = link_closed, .connec
 void tl_client_peer_add(struct tl_worker *worker, struct tl_link *link)
 {
     struct client_peer *client_peer = calloc(1, sizeof(*client_peer));
-    if (client_peer == NULL) {
+    if (client_peer == NULL ||
+        tl_data_connections_init(&client_peer->data, worker, "", &data_connection_events, client_peer) != TL_OK) {
         struct tl_error error;
+        free(client_peer);
         tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%s has no memory for a client", worker->self.name);
         tl_link_close(link, &error);
         return;
     }
     client_peer->link = link;
     tl_list_push_back(&worker->members.client_peers, &client_peer->place);
-    tl_data_connections_init(&client_peer->data, worker, "", &data_connection_events, client_peer);
     tl_link_set_events(link, &link_events, client_peer);
     tl_data_connections_begin(&client_peer->data, link, false);
 }

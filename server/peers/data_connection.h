@@ -76,7 +76,7 @@ struct tl_data_connection {
     bool is_left;           /* the peer has closed it in order: it restarts, or offers again */
     unsigned failure_count; /* failed attempts in a row, and connections that did not last */
     int64_t up_since_ns;    /* while UP */
-    struct tl_timer timer;  /* end of the attempt, or of the pause */
+    struct tl_timer timer;  /* end of the attempt, or of the pause; a place is kept for it */
     char reason[TL_ERROR_MESSAGE_BYTES]; /* why it cannot be used; "" when UP */
     const char *lasting_reason;          /* `reason` in a form for completions (base/reason.h) */
     char logged[TL_ERROR_MESSAGE_BYTES]; /* the reason that was logged last */
@@ -96,10 +96,13 @@ enum tl_data_connection_use {
     TL_DATA_CONNECTION_AVOID, /* it cannot be used now */
 };
 
-/* Prepares a connection without a link. name lives as long as the connection, slot as long as the worker. */
-void tl_data_connection_init(struct tl_data_connection *connection, struct tl_worker *worker,
-                             const struct tl_transport_slot *slot, const char *name,
-                             const struct tl_data_connection_events *events, void *owner);
+/* Prepares a connection without a link. name lives as long as the connection, slot as long as the worker.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory for its timer. */
+enum tl_status tl_data_connection_init(struct tl_data_connection *connection, struct tl_worker *worker,
+                                       const struct tl_transport_slot *slot, const char *name,
+                                       const struct tl_data_connection_events *events, void *owner) TL_MUST_USE;
+/* The connection has no link. */
+void tl_data_connection_fini(struct tl_data_connection *connection);
 /* Sets the link in use, in place of another or of none: the connection is held, or refused. is_being_replaced: the peer
  * has opened this link, and a link of ours will take its place unless that fails. */
 void tl_data_connection_begin(struct tl_data_connection *connection, struct tl_link *link, bool is_being_replaced);

@@ -81,10 +81,8 @@ void data_connection_set_reason(struct tl_data_connection *connection, const cha
 
 static void arm(struct tl_data_connection *connection, int64_t after_ns)
 {
-    int64_t due_ns = tl_clock_deadline_ns(after_ns);
-    if (tl_timers_arm(tl_loop_timers(connection->worker->loop), &connection->timer, due_ns) != TL_OK) {
-        TL_LOG_AT_ERROR("no memory to watch a data connection", TL_STR("peer", connection->name));
-    }
+    tl_timers_arm_reserved(tl_loop_timers(connection->worker->loop), &connection->timer,
+                           tl_clock_deadline_ns(after_ns));
 }
 
 static void disarm(struct tl_data_connection *connection)
@@ -503,12 +501,21 @@ static void session_closed(void *owner, const struct tl_error *reason)
 static const struct tl_session_events session_events = {
     .address_ready = address_ready, .up = session_up, .closed = session_closed};
 
-void tl_data_connection_init(struct tl_data_connection *connection, struct tl_worker *worker,
-                             const struct tl_transport_slot *slot, const char *name,
-                             const struct tl_data_connection_events *events, void *owner)
+enum tl_status tl_data_connection_init(struct tl_data_connection *connection, struct tl_worker *worker,
+                                       const struct tl_transport_slot *slot, const char *name,
+                                       const struct tl_data_connection_events *events, void *owner)
 {
+    enum tl_status status = tl_timers_reserve(tl_loop_timers(worker->loop));
+    if (status != TL_OK) return status;
     *connection =
         (struct tl_data_connection){.worker = worker, .slot = slot, .name = name, .events = events, .owner = owner};
     connection->timer.fire = timer_fired;
     data_connection_set_reason(connection, "the peer is not connected");
+    return TL_OK;
+}
+
+void tl_data_connection_fini(struct tl_data_connection *connection)
+{
+    TL_CHECK(connection->link == NULL);
+    tl_timers_release(tl_loop_timers(connection->worker->loop));
 }

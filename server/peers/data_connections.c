@@ -31,13 +31,25 @@ static void unconfirmed(void *owner, uint64_t incarnation, const uint64_t *numbe
 
 static const struct tl_data_connection_events connection_events = {.changed = changed, .unconfirmed = unconfirmed};
 
-void tl_data_connections_init(struct tl_data_connections *connections, struct tl_worker *worker, const char *name,
-                              const struct tl_data_connection_events *events, void *owner)
+enum tl_status tl_data_connections_init(struct tl_data_connections *connections, struct tl_worker *worker,
+                                        const char *name, const struct tl_data_connection_events *events, void *owner)
 {
     *connections = (struct tl_data_connections){.worker = worker, .events = events, .owner = owner};
-    for (size_t i = 0; i < worker->data_plane.transport_count; i++)
-        tl_data_connection_init(&connections->items[i], worker, &worker->data_plane.transports[i], name,
-                                &connection_events, connections);
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
+        enum tl_status status = tl_data_connection_init(
+            &connections->items[i], worker, &worker->data_plane.transports[i], name, &connection_events, connections);
+        if (status == TL_OK) continue;
+        while (i-- > 0)
+            tl_data_connection_fini(&connections->items[i]);
+        return status;
+    }
+    return TL_OK;
+}
+
+void tl_data_connections_fini(struct tl_data_connections *connections)
+{
+    for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++)
+        tl_data_connection_fini(&connections->items[i]);
 }
 
 void tl_data_connections_begin(struct tl_data_connections *connections, struct tl_link *link, bool is_being_replaced)

@@ -24,9 +24,13 @@ struct tl_data_connections {
     const char *lasting_parts[TL_MAX_TRANSPORTS]; /* the reason of each connection */
 };
 
-/* Prepares the connections to the peer with this name ("" for a client), which lives as long as they do. */
-void tl_data_connections_init(struct tl_data_connections *connections, struct tl_worker *worker, const char *name,
-                              const struct tl_data_connection_events *events, void *owner);
+/* Prepares the connections to the peer with this name ("" for a client), which lives as long as they do.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory for their timers. */
+enum tl_status tl_data_connections_init(struct tl_data_connections *connections, struct tl_worker *worker,
+                                        const char *name, const struct tl_data_connection_events *events,
+                                        void *owner) TL_MUST_USE;
+/* The connections have no link. */
+void tl_data_connections_fini(struct tl_data_connections *connections);
 /* Sets the link in use, in place of another or of none. is_being_replaced: as tl_data_connection_begin. */
 void tl_data_connections_begin(struct tl_data_connections *connections, struct tl_link *link, bool is_being_replaced);
 /* The link of ours that was to take the place of this one has failed. May be called without one. */

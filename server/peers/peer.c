@@ -271,13 +271,19 @@ struct tl_peer *tl_peer_create(struct tl_worker *worker, const char *name, const
     snprintf(peer->address, sizeof(peer->address), "%s", address);
     peer->is_self = strcmp(name, worker->self.name) == 0;
     if (peer->is_self) peer->incarnation = worker->self.incarnation;
-    tl_peer_link_init(peer);
+    if (tl_peer_link_init(peer) != TL_OK) goto fail;
+    if (tl_data_connections_init(&peer->data, worker, peer->name, &data_connection_events, peer) != TL_OK) {
+        tl_peer_link_fini(peer);
+        goto fail;
+    }
     tl_peer_calls_init(peer);
-    tl_data_connections_init(&peer->data, worker, peer->name, &data_connection_events, peer);
     tl_list_init(&peer->requests);
     tl_list_init(&peer->round_closure.link);
     peer->round_closure.run = next_round;
     return peer;
+fail:
+    free(peer);
+    return NULL;
 }
 
 void tl_peer_destroy(struct tl_peer *peer)
@@ -285,7 +291,8 @@ void tl_peer_destroy(struct tl_peer *peer)
     tl_data_connections_end(&peer->data);
     TL_CHECK(tl_list_is_empty(&peer->requests) && peer->links.link == NULL && peer->links.opening == NULL);
     TL_CHECK(tl_list_is_empty(&peer->links.calls.waiting) && peer->links.calls.link == NULL);
-    tl_timers_disarm(tl_loop_timers(peer->worker->loop), &peer->links.back_off);
+    tl_data_connections_fini(&peer->data);
+    tl_peer_link_fini(peer);
     tl_list_remove(&peer->round_closure.link);
     tl_list_remove(&peer->links.calls.round_closure.link);
     tl_origin_fini(&peer->origin);

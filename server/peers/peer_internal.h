@@ -31,7 +31,7 @@ struct peer_links {
     bool has_left;            /* its process has closed the connection in order */
     bool has_warned;          /* its absence has been logged as a warning since it was up last */
     unsigned loss_count;      /* links that ended before TL_SETTLED_NS, in a row */
-    struct tl_timer back_off; /* armed: another attempt will follow */
+    struct tl_timer back_off; /* armed: another attempt will follow; a place is kept for it */
     struct peer_calls calls;
 };
 
@@ -89,7 +89,10 @@ bool tl_added_peer_knows(struct tl_peer *peer, const struct tl_identity *who, st
 void tl_added_peers_destroy(struct tl_worker *worker);
 
 /* peer_link.c */
-void tl_peer_link_init(struct tl_peer *peer);
+/* Errors: TL_RESOURCE_EXHAUSTED: no memory for the timer of the back-off. */
+enum tl_status tl_peer_link_init(struct tl_peer *peer) TL_MUST_USE;
+/* The peer has no link. */
+void tl_peer_link_fini(struct tl_peer *peer);
 /* Ends the links to a peer that is not wanted any more. */
 void tl_peer_unlink(struct tl_peer *peer);
 /* Connects to a peer that is wanted, unless a back-off is under way. */

@@ -77,10 +77,7 @@ static void retry_later(struct tl_peer *peer)
     unsigned losses = links->loss_count > LOSSES_WITHOUT_PAUSE ? links->loss_count - LOSSES_WITHOUT_PAUSE : 0;
     int64_t pause_ns =
         tl_back_off_ns(TL_LINK_FIRST_BACK_OFF_NS, TL_LINK_MAX_BACK_OFF_NS, links->failure_count + losses);
-    int64_t due_ns = tl_clock_now_ns() + pause_ns;
-    if (tl_timers_arm(tl_loop_timers(peer->worker->loop), &links->back_off, due_ns) != TL_OK) {
-        TL_LOG_AT_ERROR("no memory to try a peer again", TL_STR("peer", peer->name));
-    }
+    tl_timers_arm_reserved(tl_loop_timers(peer->worker->loop), &links->back_off, tl_clock_now_ns() + pause_ns);
 }
 
 /* ----------------------------------------------------------------------------------------------------- actions -- */
@@ -460,8 +457,18 @@ void tl_peers_link_up(struct tl_worker *worker, struct tl_link *link)
     use_link(peer, link);
 }
 
-void tl_peer_link_init(struct tl_peer *peer)
+enum tl_status tl_peer_link_init(struct tl_peer *peer)
 {
+    enum tl_status status = tl_timers_reserve(tl_loop_timers(peer->worker->loop));
+    if (status != TL_OK) return status;
     peer->links.state = peer->is_self ? TL_PEER_UP : TL_PEER_IDLE;
     peer->links.back_off.fire = back_off_over;
+    return TL_OK;
+}
+
+void tl_peer_link_fini(struct tl_peer *peer)
+{
+    struct tl_timers *timers = tl_loop_timers(peer->worker->loop);
+    tl_timers_disarm(timers, &peer->links.back_off);
+    tl_timers_release(timers);
 }

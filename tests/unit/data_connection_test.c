@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "fakes/fake_clock.h"
+#include "fakes/full_timers.h"
 
 #undef fail /* check.h has a macro of this name */
 #include "server/peers/data_connection.c"
@@ -135,12 +136,14 @@ static void setup(void)
     transport.provider = &provider;
     transport.options.attempt_ns = 2 * TL_NS_PER_SEC;
     slot = (struct tl_transport_slot){.transport = &transport, .source = &source};
-    tl_data_connection_init(&connection, &worker, &slot, "/job:ps/task:1", &owner_events, &worker);
+    ck_assert_int_eq(tl_data_connection_init(&connection, &worker, &slot, "/job:ps/task:1", &owner_events, &worker),
+                     TL_OK);
 }
 
 static void teardown(void)
 {
-    tl_timers_disarm(&timers, &connection.timer);
+    tl_data_connection_end(&connection);
+    tl_data_connection_fini(&connection);
     tl_timers_fini(&timers);
 }
 
@@ -348,6 +351,24 @@ static void bring_up_ours(void)
     check_calls("changed");
     ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_TAKE);
 }
+
+/* The timers of a connection need no memory: one that waits for an attempt or for a pause goes on after that. */
+START_TEST(timers_need_no_memory)
+{
+    struct tl_data_connection other;
+    timers_fill(&timers);
+    fault_arm(1);
+    begin(OURS, false);
+    ck_assert(is_armed());
+    session_closed(&connection, &(struct tl_error){.code = TL_UNAVAILABLE, .message = "why"});
+    ck_assert_int_eq(connection.state, BACK_OFF);
+    ck_assert(is_armed());
+    ck_assert(!fault_was_hit());
+    fault_arm(1);
+    ck_assert_int_eq(tl_data_connection_init(&other, &worker, &slot, "", &owner_events, &worker),
+                     TL_RESOURCE_EXHAUSTED);
+}
+END_TEST
 
 START_TEST(our_link)
 {
@@ -577,6 +598,7 @@ int main(void)
     tcase_add_test(tcase, no_other_edge);
     tcase_add_test_raise_signal(tcase, forbidden_edge, SIGABRT);
     tcase_add_test(tcase, our_link);
+    tcase_add_test(tcase, timers_need_no_memory);
     tcase_add_test(tcase, log_says_that_it_is_up_again);
     tcase_add_test(tcase, breaks_again_and_again);
     tcase_add_test(tcase, attempts_are_judged);

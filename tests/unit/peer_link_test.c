@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "fakes/fake_clock.h"
+#include "fakes/full_timers.h"
 
 #undef fail /* check.h has a macro of this name */
 #include "server/peers/peer_link.c"
@@ -193,12 +194,12 @@ static void setup(void)
     peer.worker = &worker;
     snprintf(peer.name, sizeof(peer.name), "/job:ps/task:1");
     snprintf(worker.self.name, sizeof(worker.self.name), "/job:ps/task:0");
-    tl_peer_link_init(&peer);
+    ck_assert_int_eq(tl_peer_link_init(&peer), TL_OK);
 }
 
 static void teardown(void)
 {
-    tl_timers_disarm(&timers, &peer.links.back_off);
+    tl_peer_link_fini(&peer);
     tl_timers_fini(&timers);
 }
 
@@ -310,6 +311,24 @@ START_TEST(wanted_and_left)
 }
 END_TEST
 
+/* The back-off needs no memory: a peer that is wanted is tried again after it. */
+START_TEST(back_off_needs_no_memory)
+{
+    struct tl_peer other = {.worker = &worker};
+    const struct tl_error why = {.code = TL_UNAVAILABLE, .message = "why"};
+    peer.is_eager = true;
+    timers_fill(&timers);
+    fault_arm(1);
+    tl_peer_want(&peer);
+    link_closed(&links[0], &why);
+    ck_assert_int_eq(peer.links.state, TL_PEER_DOWN);
+    ck_assert_uint_ne(peer.links.back_off.heap_place, 0);
+    ck_assert(!fault_was_hit());
+    fault_arm(1);
+    ck_assert_int_eq(tl_peer_link_init(&other), TL_RESOURCE_EXHAUSTED);
+}
+END_TEST
+
 /* Links that end early are opened again at once three times, then after a pause. */
 START_TEST(losses_make_pauses)
 {
@@ -359,7 +378,7 @@ START_TEST(self_is_up)
 {
     peer.is_self = true;
     peer.is_eager = true;
-    tl_peer_link_init(&peer);
+    ck_assert_int_eq(tl_peer_link_init(&peer), TL_OK);
     tl_peer_want(&peer);
     check_calls("");
     ck_assert_int_eq(peer.links.state, TL_PEER_UP);
@@ -375,6 +394,7 @@ int main(void)
     tcase_add_test(tcase, no_other_edge);
     tcase_add_test_raise_signal(tcase, forbidden_edge, SIGABRT);
     tcase_add_test(tcase, wanted_and_left);
+    tcase_add_test(tcase, back_off_needs_no_memory);
     tcase_add_test(tcase, losses_make_pauses);
     tcase_add_test(tcase, links_that_cross);
     tcase_add_test(tcase, a_restart_replaces_the_link);

@@ -70,11 +70,17 @@ bool tl_link_cancel(struct tl_link *on, struct tl_fetch *fetch)
     return true;
 }
 
-void tl_data_connections_init(struct tl_data_connections *connections, struct tl_worker *of, const char *name,
-                              const struct tl_data_connection_events *events, void *owner)
+enum tl_status tl_data_connections_init(struct tl_data_connections *connections, struct tl_worker *of, const char *name,
+                                        const struct tl_data_connection_events *events, void *owner)
 {
     (void)connections, (void)of, (void)name, (void)owner;
     path_events = events;
+    return TL_OK;
+}
+
+void tl_data_connections_fini(struct tl_data_connections *connections)
+{
+    (void)connections;
 }
 
 void tl_data_connections_end(struct tl_data_connections *connections)
@@ -126,7 +132,13 @@ void tl_transports_require(const struct tl_worker *of, enum tl_status code, cons
     tl_error_set(ret_error, code, "required");
 }
 
-void tl_peer_link_init(struct tl_peer *of)
+enum tl_status tl_peer_link_init(struct tl_peer *of)
+{
+    (void)of;
+    return TL_OK;
+}
+
+void tl_peer_link_fini(struct tl_peer *of)
 {
     (void)of;
 }

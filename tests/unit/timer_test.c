@@ -187,6 +187,10 @@ START_TEST(a_place_is_kept)
     }
     tl_timers_arm_reserved(&timers, &alarms[16].timer, TL_TIME_NEVER);
     ck_assert_int_eq(tl_timers_next_due_ns(&timers), 100);
+    tl_timers_release(&timers);
+    fault_arm(1);
+    ck_assert_int_eq(tl_timers_arm(&timers, &alarms[15].timer, 5), TL_OK);
+    ck_assert(!fault_was_hit());
 }
 END_TEST
 
