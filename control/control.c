@@ -51,6 +51,7 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
     if (control == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the control plane");
     control->loop = loop;
     control->options = *options;
+    tl_log_limit_init(&control->link_log.limit);
     control->stop_timer.fire = links_deadline;
     control->ask_closure.run = ask_again;
     tl_list_init(&control->links);
@@ -213,6 +214,7 @@ void tl_control_destroy(struct tl_control *control)
     tl_shares_destroy(control->unsent);
     tl_shares_destroy(control->client_keys);
     tl_annotations_put(control->latest_annotations);
+    tl_log_limit_fini(&control->link_log.limit);
     free(control);
 }
 

@@ -4,6 +4,7 @@
 #define CONTROL_INTERNAL_H
 
 #include "base/list.h"
+#include "base/log_limit.h"
 #include "base/spares.h"
 #include "control/control.h"
 #include "control/rpc_server.h"
@@ -18,17 +19,24 @@ struct tl_frame_builder;
 struct tl_health_service;
 struct tl_receive_client;
 
+/* What the log says of links that were ended (link_log.c). */
+struct tl_link_log {
+    struct tl_log_limit limit; /* for each address and kind of reason */
+    uint64_t unlogged_count;   /* links that were ended since the latest that was logged */
+};
+
 struct tl_control {
     struct tl_loop *loop;
     struct tl_control_options options;
     struct tl_rpc_server *server; /* NULL: a client */
     struct tl_tls *tls;           /* NULL: none */
     struct tl_health_service *health;
-    struct tl_list links;             /* all, of both sides */
-    struct tl_shares *unsent;         /* options.max_unsent, divided among the links */
-    struct tl_shares *client_keys;    /* keys that are kept by number for clients, divided among their links */
-    uint64_t referenced_bytes;        /* left to send of the values that the answers of all links refer to */
-    uint64_t link_count;              /* since create: the number of the newest link */
+    struct tl_list links;          /* all, of both sides */
+    struct tl_shares *unsent;      /* options.max_unsent, divided among the links */
+    struct tl_shares *client_keys; /* keys that are kept by number for clients, divided among their links */
+    uint64_t referenced_bytes;     /* left to send of the values that the answers of all links refer to */
+    uint64_t link_count;           /* since create: the number of the newest link */
+    struct tl_link_log link_log;
     struct tl_list asking_links;      /* those that wait to be admitted */
     struct tl_closure ask_closure;    /* asks for them again */
     struct tl_spares fetches;         /* link_fetch, to be used again */

@@ -21,7 +21,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/random.h"
-#include "base/log.h"
 #include "control/credentials.h"
 #include "control/grpc_text.h"
 #include "control/link_serves.h"
@@ -96,8 +95,7 @@ void link_protocol_error(struct tl_link *link, const char *format, ...)
     struct tl_error reason;
     tl_error_set(&reason, TL_INVALID_ARGUMENT, "%s broke the protocol: %s",
                  link->peer.name[0] != '\0' ? link->peer.name : link->peer.address, what);
-    TL_LOG_AT_WARN("link ended", TL_STR("peer", link->peer.name), TL_STR("address", link->peer.address),
-                   TL_STR("reason", reason.message));
+    link_log_end(link, format, &reason);
     begin_close(link, &reason);
 }
 

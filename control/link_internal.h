@@ -218,6 +218,11 @@ void link_unsent_fini(struct tl_link *link);
 struct link_status *link_status_get(struct tl_link *link, const struct tl_error *error);
 void link_status_put(struct tl_link *link, struct link_status *status); /* NULL is accepted */
 
+/* link_log.c */
+/* Logs that the link is ended for this reason, unless another one from the same address has been lately. kind: what
+ * such reasons have in common. */
+void link_log_end(struct tl_link *link, const char *kind, const struct tl_error *reason);
+
 /* link_stall.c */
 void link_stall_init(struct tl_link *link);
 /* Something may be unsent: watches whether the peer takes it, unless that is watched already. */

@@ -15,7 +15,6 @@
  */
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "control/link_serves.h"
 
 /* How often the timer looks in the time that a peer has. */
@@ -38,8 +37,7 @@ static void end(struct tl_link *link, int64_t stalled_ns)
                  "%s has taken nothing for %lld ms while %zu answers waited for it; it is stopped or cut off, or the "
                  "network needs a longer timeouts.stalled",
                  name, (long long)(stalled_ns / TL_NS_PER_MS), link->answers.unsent_count);
-    TL_LOG_AT_WARN("link ended", TL_STR("peer", link->peer.name), TL_STR("address", link->peer.address),
-                   TL_STR("reason", reason.message));
+    link_log_end(link, "has taken nothing", &reason);
     tl_link_close(link, &reason);
 }
 

@@ -11,8 +11,10 @@
 #include <xxhash.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "fakes/cluster.h"
 #include "fakes/device_case.h"
+#include "fakes/log_capture.h"
 #include "fakes/pattern.h"
 #include "fakes/raw_call.h"
 #include "fakes/run_suite.h"
@@ -623,6 +625,30 @@ START_TEST(broken_frame_ends_the_link)
 }
 END_TEST
 
+static void break_the_link(size_t (*broken_frame)(unsigned char *to))
+{
+    unsigned char frame[100];
+    connect_as_peer();
+    raw_call_send(&call, frame, broken_frame(frame));
+    ck_assert_int_eq(raw_call_finish(&call)->code, TL_INVALID_ARGUMENT);
+    raw_call_close(&call);
+}
+
+/* A peer that opens a link again and again, and breaks the protocol each time, does not fill the log. */
+START_TEST(same_reason_is_logged_once)
+{
+    log_capture_begin();
+    tl_log_configure(TL_LOG_WARN, TL_LOG_KEY_VALUE);
+    for (unsigned i = 0; i < 5; i++)
+        break_the_link(bytes_of_no_chunk);
+    ck_assert_uint_eq(log_capture_count("link ended"), 1);
+    break_the_link(taken_what_was_not_sent);
+    ck_assert_uint_eq(log_capture_count("link ended"), 2);
+    ck_assert_uint_eq(log_capture_count("others=4"), 1);
+    ck_assert_uint_eq(cluster_stats(worker).protocol_errors, 6);
+}
+END_TEST
+
 /* The receiver of a request whose link was ended asks again on the next link, with the same number. */
 START_TEST(broken_frame_does_not_end_the_request)
 {
@@ -884,6 +910,7 @@ int main(void)
     tcase_add_test(peer, what_is_no_lie_is_taken);
     tcase_add_test(peer, failures_are_passed_on);
     tcase_add_test(peer, broken_frame_ends_the_link);
+    tcase_add_test(peer, same_reason_is_logged_once);
     tcase_add_test(peer, broken_frame_does_not_end_the_request);
     tcase_add_test(peer, numbers_that_mean_nothing_are_ignored);
     tcase_add_test(peer, hello_that_does_not_fit_is_refused);
