@@ -220,7 +220,10 @@ struct tl_peer *tl_peer_by_id(const struct tl_worker *worker, tl_peer_id id);
 bool tl_peer_is_self(const struct tl_peer *peer);
 /* Whether nothing can be asked of the peer any more, and why. Thread: the loop's owner. */
 bool tl_peer_is_gone(const struct tl_peer *peer, struct tl_error *ret_reason);
+/* Thread: the loop's owner, which gives an added peer the name that its process has. */
 const char *tl_peer_name(const struct tl_peer *peer);
+/* Writes the name and returns it. Thread: any. */
+const char *tl_peer_copy_name(const struct tl_peer *peer, char ret_name[TL_MAX_NAME_BYTES]);
 uint64_t tl_peer_incarnation(const struct tl_peer *peer); /* 0: there was no handshake yet */
 /* Writes "up", or the state and the reason why the peer is not up. */
 void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity);

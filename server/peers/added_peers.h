@@ -64,7 +64,8 @@ void tl_added_peers_fini(struct tl_added_peers *added);
 
 /* Gives the peer an id, and finds it by its name unless another one has that. Returns false when there is no memory. */
 bool tl_added_peers_insert(struct tl_added_peers *added, struct tl_added *peer) TL_MUST_USE;
-/* Gives a peer another name: name_bytes bytes at `memory`, which it points to, are written anew. */
+/* Gives a peer another name: name_bytes bytes at `memory`, which it points to, are written anew. Other threads read
+ * them between lock and unlock. */
 void tl_added_peers_rename(struct tl_added_peers *added, struct tl_added *peer, const char *name, char *memory,
                            size_t name_bytes);
 void tl_added_peers_remove(struct tl_added_peers *added, struct tl_added *peer);

@@ -467,6 +467,15 @@ const char *tl_peer_name(const struct tl_peer *peer)
     return peer->name;
 }
 
+const char *tl_peer_copy_name(const struct tl_peer *peer, char ret_name[TL_MAX_NAME_BYTES])
+{
+    struct tl_added_peers *added = &peer->worker->members.added;
+    tl_added_peers_lock(added);
+    snprintf(ret_name, TL_MAX_NAME_BYTES, "%s", peer->name);
+    tl_added_peers_unlock(added);
+    return ret_name;
+}
+
 uint64_t tl_peer_incarnation(const struct tl_peer *peer)
 {
     return peer->incarnation;

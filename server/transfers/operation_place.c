@@ -49,11 +49,12 @@ enum tl_status op_check_destination(const struct tl_op *op, const struct tl_meta
     if (!meta_data->is_dead && meta_data->dtype != TL_STRING && tl_meta_data_is_equal(wanted, meta_data)) return TL_OK;
     char wanted_shape[TL_SHAPE_TEXT_BYTES];
     char shape[TL_SHAPE_TEXT_BYTES];
+    char name[TL_MAX_NAME_BYTES];
     tl_shape_format(&wanted->shape, wanted_shape, sizeof(wanted_shape));
     tl_shape_format(&meta_data->shape, shape, sizeof(shape));
     return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                         "%s of %s is %s%s %s and does not fit the destination, which is %s %s", op_key(op),
-                        tl_peer_name(op->receive.request.peer), meta_data->is_dead ? "dead, " : "",
+                        tl_peer_copy_name(op->receive.request.peer, name), meta_data->is_dead ? "dead, " : "",
                         tl_dtype_name(meta_data->dtype), shape, tl_dtype_name(wanted->dtype), wanted_shape);
 }
 

@@ -19,12 +19,12 @@ static enum tl_status does_not_fit(const struct slot *slot, const struct tl_meta
 {
     const struct tl_subscription *subscription = slot->subscription;
     const struct tl_meta_data *wanted = tl_tensor_meta_data(slot->memory);
-    char wanted_shape[TL_SHAPE_TEXT_BYTES], shape[TL_SHAPE_TEXT_BYTES];
+    char wanted_shape[TL_SHAPE_TEXT_BYTES], shape[TL_SHAPE_TEXT_BYTES], name[TL_MAX_NAME_BYTES];
     tl_shape_format(&wanted->shape, wanted_shape, sizeof(wanted_shape));
     tl_shape_format(&meta_data->shape, shape, sizeof(shape));
     return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                         "%s of %s is %s%s %s and does not fit the destinations, which are %s %s", subscription->key,
-                        tl_peer_name(subscription->peer), meta_data->is_dead ? "dead, " : "",
+                        tl_peer_copy_name(subscription->peer, name), meta_data->is_dead ? "dead, " : "",
                         tl_dtype_name(meta_data->dtype), shape, tl_dtype_name(wanted->dtype), wanted_shape);
 }
 

@@ -2,6 +2,7 @@
 /* Peers that no file names: workers that belong to no cluster, find each other at run time, and are removed again. */
 #include <check.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,8 @@
 #include "fakes/descriptors.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
+#include "server/peers/peer_internal.h"
+#include "server/transfers/operation_internal.h"
 
 #define SETTINGS "{\"protocol\": \"%s\", \"timeouts\": {\"connect\": \"5s\"}, \"security\": %s}"
 
@@ -418,6 +421,73 @@ START_TEST(a_process_restarts)
 }
 END_TEST
 
+#define NAME_A "/job:a/task:0"
+#define NAME_B "/job:longer_than_a/task:1"
+
+struct rename {
+    struct tl_command command;
+    struct tl_peer *peer;
+    const char *name;
+};
+
+static void run_rename(struct tl_command *command)
+{
+    const struct rename *rename = TL_CONTAINER_OF(command, struct rename, command);
+    struct tl_identity who = {.incarnation = 1};
+    snprintf(who.name, sizeof(who.name), "%s", rename->name);
+    ck_assert(tl_added_peer_knows(rename->peer, &who, &error));
+}
+
+struct refusing {
+    struct tl_op op;
+    struct tl_meta_data meta_data;
+    bool is_over; /* atomic */
+    size_t refused_count;
+    size_t torn_count;
+};
+
+/* As the thread of a reactor does, when a value does not fit its destination. */
+static void *refuse_values(void *context)
+{
+    struct refusing *refusing = context;
+    struct tl_error refusal;
+    while (!__atomic_load_n(&refusing->is_over, __ATOMIC_RELAXED)) {
+        if (op_check_destination(&refusing->op, &refusing->meta_data, &refusal) == TL_OK) continue;
+        refusing->refused_count++;
+        refusing->torn_count +=
+            strstr(refusal.message, "of " NAME_A " is") == NULL && strstr(refusal.message, "of " NAME_B " is") == NULL;
+    }
+    return NULL;
+}
+
+/* Other processes answer at the address of a peer that was added without a name, while values of the former ones still
+ * arrive. */
+START_TEST(a_peer_gets_other_names)
+{
+    struct tl_worker *asker = open_any();
+    struct rename rename = {.peer = tl_peer_acquire(asker, add(asker, "127.0.0.1:9", NULL, 0)), .name = NAME_A};
+    struct refusing refusing = {.op = {.kind = TL_OP_RECV, .tensor = cluster_tensor(100, 1)}};
+    refusing.op.receive.request.peer = rename.peer;
+    refusing.op.receive.request.fetch.key = "weights";
+    refusing.meta_data = *tl_tensor_meta_data(refusing.op.tensor);
+    refusing.meta_data.is_dead = true;
+    tl_worker_run(asker, &rename.command, run_rename);
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, refuse_values, &refusing), 0);
+    for (unsigned i = 0; i < 20000; i++) {
+        rename.name = i % 2 == 0 ? NAME_B : NAME_A;
+        tl_worker_run(asker, &rename.command, run_rename);
+    }
+    __atomic_store_n(&refusing.is_over, true, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    ck_assert_uint_gt(refusing.refused_count, 0);
+    ck_assert_uint_eq(refusing.torn_count, 0);
+    tl_tensor_put(refusing.op.tensor);
+    tl_peer_release(rename.peer);
+    tl_worker_close(asker, 0);
+}
+END_TEST
+
 /* ------------------------------------------------------------------------------------------------------- removal -- */
 
 START_TEST(operations_of_a_removed_peer_end)
@@ -593,6 +663,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, another_process_is_not_taken_for_the_one_that_is_meant);
     tcase_add_test(tcase, a_process_restarts);
+    tcase_add_test(tcase, a_peer_gets_other_names);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("removed");
     tcase_set_timeout(tcase, 200);
