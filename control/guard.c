@@ -7,7 +7,8 @@
  * whose descriptor is closed, or belongs to something else, is found by the socket's cookie and forgotten.
  *
  * Failure modes: gRPC may close a descriptor at any time, and its number may be taken by another file. So the guard
- * ends a connection through a duplicate, after it has compared the cookie of that.
+ * ends a connection through a duplicate, after it has compared the cookie of that. The duplicate takes the place of a
+ * spare descriptor, so that a process without free descriptors ends a connection, too.
  */
 #include "control/guard.h"
 
@@ -19,6 +20,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -64,6 +67,8 @@ struct tl_guard {
     struct tl_guard_options options;
     pthread_t thread;
     bool has_thread;
+    int nothing;           /* an eventfd that nothing uses */
+    int spare;             /* the same, or the duplicate of a socket that is being ended */
     pthread_mutex_t mutex; /* protects the fields below */
     pthread_cond_t changed;
     bool is_ending;
@@ -100,16 +105,15 @@ static void disconnect(int fd)
 static void end_connection(struct tl_guard *guard, int fd, const char *reason)
 {
     struct connection *connection = &guard->connections[fd];
-    int duplicate = fcntl(connection->socket, F_DUPFD_CLOEXEC, 0);
-    if (duplicate < 0) return; /* no descriptor: at the next look */
+    if (dup3(connection->socket, guard->spare, O_CLOEXEC) < 0) return; /* gRPC has closed it: the next look sees that */
     char peer[TL_ENDPOINT_TARGET_BYTES] = "";
-    if (tl_guard_cookie(duplicate) == connection->cookie) {
-        (void)tl_endpoint_peer(duplicate, peer);
-        disconnect(duplicate);
+    if (tl_guard_cookie(guard->spare) == connection->cookie) {
+        (void)tl_endpoint_peer(guard->spare, peer);
+        disconnect(guard->spare);
         TL_LOG_AT_WARN("connection ended", TL_STR("address", peer), TL_STR("reason", reason),
                        TL_U64("unfinished_bytes", connection->unfinished_bytes));
     }
-    (void)close(duplicate);
+    (void)dup3(guard->nothing, guard->spare, O_CLOEXEC);
     connection->cookie = 0;
     guard->count--;
     guard->trim_periods = TRIM_PERIODS;
@@ -234,13 +238,19 @@ enum tl_status tl_guard_create(const struct tl_guard_options *options, struct tl
     struct tl_guard *guard = calloc(1, sizeof(*guard));
     if (guard == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the guard of connections");
     guard->options = *options;
+    guard->nothing = eventfd(0, EFD_CLOEXEC);
+    guard->spare = fcntl(guard->nothing, F_DUPFD_CLOEXEC, 0);
     pthread_mutex_init(&guard->mutex, NULL);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&guard->changed, &attributes);
     pthread_condattr_destroy(&attributes);
-    enum tl_status status = tl_thread_start("tl-guard", run, guard, &guard->thread, ret_error);
+    enum tl_status status = TL_OK;
+    if (guard->spare < 0)
+        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no descriptor for the guard of connections: %s",
+                              strerror(errno));
+    if (status == TL_OK) status = tl_thread_start("tl-guard", run, guard, &guard->thread, ret_error);
     if (status != TL_OK) {
         tl_guard_destroy(guard);
         return status;
@@ -262,6 +272,8 @@ void tl_guard_destroy(struct tl_guard *guard)
     }
     pthread_cond_destroy(&guard->changed);
     pthread_mutex_destroy(&guard->mutex);
+    if (guard->nothing >= 0) (void)close(guard->nothing);
+    if (guard->spare >= 0) (void)close(guard->spare);
     free(guard->connections);
     free(guard);
 }

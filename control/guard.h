@@ -29,7 +29,7 @@ struct tl_guard_options {
     int64_t max_unfinished_ns;     /* for how long bytes may stay unfinished; TL_TIME_NEVER: no limit */
 };
 
-/* Starts the thread. Errors: TL_RESOURCE_EXHAUSTED: no memory or thread. */
+/* Starts the thread. Errors: TL_RESOURCE_EXHAUSTED: no memory, thread or descriptor. */
 enum tl_status tl_guard_create(const struct tl_guard_options *options, struct tl_guard **ret_guard,
                                struct tl_error *ret_error) TL_MUST_USE;
 

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The guard of the accepted connections: what it does in one look. The loop is a fake, and the connections are real. */
+#include <arpa/inet.h>
+#include <check.h>
+#include <sys/resource.h>
+
+#include "fakes/fake_clock.h"
+
+#include "base/thread.h"
+/* The tests look in place of the thread. */
+#define tl_thread_start(name, run, argument, ret_thread, ret_error) ((void)(run), (void)(ret_thread), TL_OK)
+#include "control/guard.c"
+#include "fakes/run_suite.h"
+
+#define LIMIT_BYTES (100 * 1024)
+#define DESCRIPTORS 100
+#define LIMIT_NS (60 * TL_NS_PER_SEC)
+
+static struct tl_guard *guard;
+static struct tl_error error;
+static int client;
+static int accepted;
+
+void tl_loop_get_pulse(const struct tl_loop *loop, struct tl_loop_pulse *ret_pulse)
+{
+    (void)loop;
+    *ret_pulse = (struct tl_loop_pulse){0};
+}
+
+static void connect_both(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(address);
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+    ck_assert_int_eq(listen(listener, 1), 0);
+    ck_assert_int_eq(getsockname(listener, (struct sockaddr *)&address, &len), 0);
+    client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(connect(client, (struct sockaddr *)&address, sizeof(address)), 0);
+    accepted = accept(listener, NULL, NULL);
+    ck_assert_int_ge(accepted, 0);
+    close(listener);
+}
+
+static void setup(void)
+{
+    const struct tl_guard_options options = {
+        .max_unfinished_bytes = LIMIT_BYTES, .max_message_bytes = LIMIT_BYTES, .max_unfinished_ns = LIMIT_NS};
+    ck_assert_int_eq(tl_guard_create(&options, &guard, &error), TL_OK);
+    guard->has_thread = false;
+    connect_both();
+    pthread_mutex_lock(&guard->mutex);
+    ck_assert(make_space(guard, accepted));
+    guard->connections[accepted] =
+        (struct connection){.socket = accepted, .cookie = tl_guard_cookie(accepted), .limit_ns = INT64_MAX};
+    guard->count = 1;
+}
+
+static void teardown(void)
+{
+    pthread_mutex_unlock(&guard->mutex);
+    tl_guard_destroy(guard);
+    close(client);
+    close(accepted);
+}
+
+static bool is_connected(void)
+{
+    struct sockaddr_in peer;
+    socklen_t len = sizeof(peer);
+    return getpeername(accepted, (struct sockaddr *)&peer, &len) == 0;
+}
+
+/* Sends so many bytes, which the kernel has received when this returns. */
+static void send_bytes(size_t len_bytes)
+{
+    static char bytes[1024];
+    struct tcp_info info = {0};
+    ck_assert(get_info(accepted, &info));
+    uint64_t before = info.tcpi_bytes_received;
+    for (size_t sent = 0; sent < len_bytes; sent += sizeof(bytes)) {
+        ck_assert_int_eq(send(client, bytes, sizeof(bytes), 0), sizeof(bytes));
+        ck_assert_int_eq(recv(accepted, bytes, sizeof(bytes), MSG_WAITALL), sizeof(bytes));
+    }
+    ck_assert(get_info(accepted, &info));
+    ck_assert_uint_eq(info.tcpi_bytes_received - before, len_bytes);
+}
+
+START_TEST(too_many_unfinished_bytes)
+{
+    send_bytes(LIMIT_BYTES);
+    look(guard);
+    ck_assert(is_connected());
+    send_bytes(1024);
+    look(guard);
+    ck_assert(!is_connected());
+    ck_assert_uint_eq(guard->count, 0);
+}
+END_TEST
+
+/* A process that has no descriptor left ends a connection at once all the same, and keeps nothing of it. */
+START_TEST(without_descriptors)
+{
+    const struct rlimit limit = {.rlim_cur = DESCRIPTORS, .rlim_max = DESCRIPTORS};
+    send_bytes(LIMIT_BYTES + 1024);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    while (dup(client) >= 0)
+        continue;
+    ck_assert_int_eq(errno, EMFILE);
+    look(guard);
+    ck_assert(!is_connected());
+    ck_assert_uint_eq(guard->count, 0);
+    ck_assert_uint_eq(tl_guard_cookie(guard->spare), 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("guard");
+    TCase *tcase = tcase_create("guard");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, too_many_unfinished_bytes);
+    tcase_add_test(tcase, without_descriptors);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
