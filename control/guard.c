@@ -61,6 +61,7 @@ struct connection {
     uint64_t unfinished_bytes;
     uint64_t old_bytes; /* received_bytes when the time limit of these began */
     int64_t limit_ns;   /* when they must have come to something */
+    size_t held_count;  /* calls that this process does not read now */
 };
 
 struct tl_guard {
@@ -137,13 +138,19 @@ static bool look_at(struct connection *connection)
     return true;
 }
 
+/* The bytes that were received until now must come to something in the time that begins now. */
+static void begin_limit(const struct tl_guard *guard, struct connection *connection)
+{
+    connection->old_bytes = connection->received_bytes;
+    connection->limit_ns = tl_clock_deadline_ns(guard->options.max_unfinished_ns);
+}
+
 static bool is_too_old(const struct tl_guard *guard, struct connection *connection, int64_t now_ns)
 {
     if (now_ns < connection->limit_ns) return false;
     uint64_t finished = connection->received_bytes - connection->unfinished_bytes;
-    bool is_old = finished + SLACK_BYTES < connection->old_bytes;
-    connection->old_bytes = connection->received_bytes;
-    connection->limit_ns = tl_clock_deadline_ns(guard->options.max_unfinished_ns);
+    bool is_old = connection->held_count == 0 && finished + SLACK_BYTES < connection->old_bytes;
+    begin_limit(guard, connection);
     connection->credit += REGULAR_BYTES;
     return is_old;
 }
@@ -319,6 +326,18 @@ void tl_guard_call_began(struct tl_guard *guard, int fd)
 void tl_guard_message(struct tl_guard *guard, int fd, uint64_t message_bytes)
 {
     add_credit(guard, fd, message_bytes + message_bytes / 8 + MESSAGE_BYTES);
+}
+
+void tl_guard_hold(struct tl_guard *guard, int fd, bool is_held)
+{
+    pthread_mutex_lock(&guard->mutex);
+    if (fd >= 0 && (size_t)fd < guard->capacity) {
+        struct connection *connection = &guard->connections[fd];
+        if (is_held) connection->held_count++;
+        /* Another connection may have the descriptor by now, which has no such call. */
+        if (!is_held && connection->held_count > 0 && --connection->held_count == 0) begin_limit(guard, connection);
+    }
+    pthread_mutex_unlock(&guard->mutex);
 }
 
 void tl_guard_call_ended(struct tl_guard *guard, int fd)

@@ -9,13 +9,14 @@
  *
  *  - the connection that sent most, when the loop has used its processor for half a second without getting anywhere;
  *  - a connection of which more bytes are unfinished than the whole server may hold;
- *  - a connection whose bytes are still unfinished after a time.
+ *  - a connection whose bytes are still unfinished after a time in which this process has read them.
  *
  * Ending means that the socket is disconnected; gRPC then closes the descriptor. The client may connect again.
  */
 #ifndef CONTROL_GUARD_H
 #define CONTROL_GUARD_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "control/loop.h"
@@ -47,6 +48,9 @@ void tl_guard_add(struct tl_guard *guard, int fd, int connection, uint64_t cooki
 /* What came of the connection's bytes; a descriptor that is not watched is ignored. Thread: any. */
 void tl_guard_call_began(struct tl_guard *guard, int fd);
 void tl_guard_message(struct tl_guard *guard, int fd, uint64_t message_bytes);
+/* A call's messages stay unread because of this process, or no longer. Meanwhile the client is not to blame for how
+ * long messages stay unfinished. Thread: any. */
+void tl_guard_hold(struct tl_guard *guard, int fd, bool is_held);
 void tl_guard_call_ended(struct tl_guard *guard, int fd);
 
 #endif

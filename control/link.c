@@ -312,8 +312,16 @@ void tl_links_ask_again(struct tl_control *control)
     }
 }
 
+/* Bytes that wait for a device do not wait for the peer. */
+static bool stream_is_held_up(const struct tl_stream *stream)
+{
+    const struct tl_link *link = tl_stream_owner(stream);
+    return link->landing_count > 0;
+}
+
 static const struct tl_stream_events stream_events = {
     .on_message = stream_message,
+    .is_held_up = stream_is_held_up,
     .on_half_closed = stream_half_closed,
     .on_sent = stream_sent,
     .on_closed = stream_closed,

@@ -128,6 +128,12 @@ static void message_came(void *context, int connection, uint64_t message_bytes)
     tl_guard_message(server->guard, connection, message_bytes);
 }
 
+static void call_held(void *context, int connection, bool is_held)
+{
+    struct tl_rpc_server *server = context;
+    tl_guard_hold(server->guard, connection, is_held);
+}
+
 static void call_ended(void *context, int connection)
 {
     struct tl_rpc_server *server = context;
@@ -137,7 +143,7 @@ static void call_ended(void *context, int connection)
     maybe_stopped(server);
 }
 
-static const struct tl_stream_hooks stream_hooks = {.message = message_came, .end = call_ended};
+static const struct tl_stream_hooks stream_hooks = {.message = message_came, .hold = call_held, .end = call_ended};
 
 static void slot_arm(struct slot *slot)
 {
@@ -163,6 +169,12 @@ static void charged_message_came(void *context, int connection, uint64_t message
     message_came(charged->server, connection, message_bytes);
 }
 
+static void charged_call_held(void *context, int connection, bool is_held)
+{
+    const struct charged_call *charged = context;
+    call_held(charged->server, connection, is_held);
+}
+
 static void charged_call_ended(void *context, int connection)
 {
     struct charged_call *charged = context;
@@ -172,7 +184,8 @@ static void charged_call_ended(void *context, int connection)
     call_ended(server, connection);
 }
 
-static const struct tl_stream_hooks charged_hooks = {.message = charged_message_came, .end = charged_call_ended};
+static const struct tl_stream_hooks charged_hooks = {
+    .message = charged_message_came, .hold = charged_call_held, .end = charged_call_ended};
 
 /* Charges the client with the call, until the stream ends. */
 static enum tl_status charge(struct method *method, struct tl_stream *stream, int connection,

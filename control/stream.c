@@ -40,6 +40,7 @@ struct tl_stream {
     unsigned pending;      /* batches outstanding */
     bool is_end_known;     /* the close batch has completed */
     bool is_reading;       /* the read batch is outstanding */
+    bool is_held;          /* the hooks know that this process does not read */
     bool is_sending;       /* the send batch is outstanding */
     bool is_through;       /* on_sent waits for the kernel */
     bool has_sent_initial; /* server: initial metadata is out or under way */
@@ -113,6 +114,13 @@ static void end_status(const struct tl_stream *stream, struct tl_error *ret_stat
     if (code != TL_OK && ret_status->message[0] == '\0') tl_error_set(ret_status, code, "the server gave no reason");
 }
 
+static void set_held(struct tl_stream *stream, bool is_held)
+{
+    if (stream->hooks == NULL || stream->is_held == is_held) return;
+    stream->is_held = is_held;
+    stream->hooks->hold(stream->hooks_context, stream->connection, is_held);
+}
+
 /* Ends the stream when nothing is outstanding any more. The stream may be gone afterwards. */
 static void maybe_end(struct tl_stream *stream)
 {
@@ -120,6 +128,7 @@ static void maybe_end(struct tl_stream *stream)
     struct tl_error status;
     end_status(stream, &status);
     if (stream->events->on_closed != NULL) stream->events->on_closed(stream, &status);
+    set_held(stream, false);
     if (stream->hooks != NULL) stream->hooks->end(stream->hooks_context, stream->connection);
     stream_free(stream);
 }
@@ -202,6 +211,8 @@ static void read_complete(struct tl_tag *tag, bool is_ok)
     }
     if (is_ok && message != NULL && stream->events->on_message != NULL) {
         stream->events->on_message(stream, message);
+        set_held(stream,
+                 !stream->is_reading && stream->events->is_held_up != NULL && stream->events->is_held_up(stream));
     } else if (message != NULL) {
         grpc_byte_buffer_destroy(message);
     } else if (!grpc_call_failed_before_recv_message(stream->call) && stream->events->on_half_closed != NULL) {
@@ -387,6 +398,7 @@ void tl_stream_half_close(struct tl_stream *stream)
 void tl_stream_read(struct tl_stream *stream)
 {
     TL_CHECK(!stream->is_reading);
+    set_held(stream, false);
     stream->is_reading = true;
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
     op.data.recv_message.recv_message = &stream->received;

@@ -28,6 +28,8 @@ struct tl_stream;
 /* Callbacks; NULL: not interested. */
 struct tl_stream_events {
     void (*on_message)(struct tl_stream *stream, grpc_byte_buffer *message); /* the callee destroys message */
+    /* Asked after on_message when no further read has begun: whether this process is the cause, and not the peer. */
+    bool (*is_held_up)(const struct tl_stream *stream);
     /* The answer to a read when the peer has said that it sends no more. A read that is cut short by the end of the
      * call has no answer but on_closed. */
     void (*on_half_closed)(struct tl_stream *stream);

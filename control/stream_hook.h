@@ -7,6 +7,8 @@
 
 struct tl_stream_hooks {
     void (*message)(void *context, int connection, uint64_t message_bytes); /* a whole message has come */
+    /* Messages of this call stay unread because of this process, or they are read again. */
+    void (*hold)(void *context, int connection, bool is_held);
     void (*end)(void *context, int connection); /* after on_closed, just before the stream is freed */
 };
 

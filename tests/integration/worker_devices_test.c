@@ -8,8 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "fakes/cluster.h"
 #include "fakes/device_case.h"
+#include "fakes/log_capture.h"
 #include "fakes/proxy.h"
 #include "fakes/run_suite.h"
 #include "server/worker_internal.h"
@@ -48,6 +50,11 @@ static void setup_small_chunks(void)
 static void setup_little_inflight(void)
 {
     open_with("\"timeouts\": {\"stalled\": \"5s\"}, \"limits\": {\"inflight\": \"64KiB\", \"chunk\": \"16KiB\"}");
+}
+
+static void setup_short_stalled(void)
+{
+    open_with("\"timeouts\": {\"stalled\": \"1s\"}");
 }
 
 /* Within the host, and not over gRPC. */
@@ -303,6 +310,33 @@ START_TEST(a_stream_holds_up_nothing_else)
     cuda->hold(stream, false);
     expect(NULL, seed, false);
     tl_tensor_put(late);
+}
+END_TEST
+
+/* The peer has opened the link and sent all of the value, the end of which is not read while the device is busy. */
+START_TEST(what_waits_for_a_device_is_no_fault_of_the_peer)
+{
+    const uint64_t size_bytes = UINT64_C(17) << 19; /* more than is read, and less than the windows let pass */
+    struct tl_tensor *opener = bytes_on(host, 1000);
+    log_capture_begin();
+    cluster_publish(cluster.workers[1], "opener", 0, opener);
+    tl_tensor_put(opener);
+    tl_tensor_put(cluster_recv_wait(cluster.workers[0], 1, "opener", 0));
+    publish("wide", host, 100 << 20, 1); /* widens the window */
+    for (unsigned i = 0; i < 3; i++) {
+        receive("wide", NULL, false);
+        expect(NULL, 1, false);
+    }
+    pause_for(1500); /* what was received so far is explained */
+    tl_log_configure(TL_LOG_WARN, TL_LOG_KEY_VALUE);
+    struct tl_tensor *destination = ready_on(gpu1, size_bytes);
+    publish("big", host, size_bytes, 3);
+    cuda->hold(NULL, true);
+    receive("big", destination, false);
+    pause_for(4000); /* longer than twice timeouts.stalled */
+    cuda->hold(NULL, false);
+    expect(destination, 3, false);
+    ck_assert_uint_eq(log_capture_count("connection ended"), 0);
 }
 END_TEST
 
@@ -735,10 +769,15 @@ int main(void)
     tcase_add_loop_test(small, all_bytes_arrive, 4, 9);
     tcase_add_test(small, many_at_once);
     tcase_add_loop_test(small, resumed, 0, 4);
+    TCase *stalled = tcase_create("short stalled");
+    tcase_add_checked_fixture(stalled, setup_short_stalled, teardown);
+    tcase_add_test(stalled, what_waits_for_a_device_is_no_fault_of_the_peer);
+
     TCase *little = tcase_create("little in flight");
     tcase_add_checked_fixture(little, setup_little_inflight, teardown);
     tcase_add_test(little, a_stream_holds_up_nothing_else);
     Suite *suite = suite_create("worker_devices");
+    suite_add_tcase(suite, stalled);
     suite_add_tcase(suite, little);
     suite_add_tcase(suite, whole);
     suite_add_tcase(suite, local);

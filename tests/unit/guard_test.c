@@ -114,6 +114,58 @@ START_TEST(without_descriptors)
 }
 END_TEST
 
+/* Sends more than the guard tolerates, and lets the time pass in which that must have come to something. */
+static void leave_unfinished(void)
+{
+    guard->options.max_unfinished_bytes = UINT64_MAX;
+    guard->connections[accepted].limit_ns = tl_clock_deadline_ns(LIMIT_NS);
+    send_bytes(2 * SLACK_BYTES);
+    for (unsigned i = 0; i < 2; i++) {
+        look(guard);
+        ck_assert(is_connected());
+        fake_clock_advance(i == 0 ? LIMIT_NS : LIMIT_NS - 1);
+    }
+    look(guard);
+    ck_assert(is_connected());
+    fake_clock_advance(1);
+}
+
+static void hold(bool is_held)
+{
+    pthread_mutex_unlock(&guard->mutex);
+    tl_guard_hold(guard, accepted, is_held);
+    pthread_mutex_lock(&guard->mutex);
+}
+
+START_TEST(unfinished_for_too_long)
+{
+    leave_unfinished();
+    look(guard);
+    ck_assert(!is_connected());
+}
+END_TEST
+
+/* What this process does not read itself is not held against the client, which has as long again when it is read. */
+START_TEST(unread_bytes_do_not_count)
+{
+    hold(true);
+    hold(true);
+    leave_unfinished();
+    look(guard);
+    hold(false);
+    fake_clock_advance(2 * LIMIT_NS);
+    look(guard);
+    ck_assert(is_connected());
+    hold(false);
+    fake_clock_advance(LIMIT_NS - 1);
+    look(guard);
+    ck_assert(is_connected());
+    fake_clock_advance(1);
+    look(guard);
+    ck_assert(!is_connected());
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("guard");
@@ -121,6 +173,8 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, too_many_unfinished_bytes);
     tcase_add_test(tcase, without_descriptors);
+    tcase_add_test(tcase, unfinished_for_too_long);
+    tcase_add_test(tcase, unread_bytes_do_not_count);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
