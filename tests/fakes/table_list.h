@@ -8,6 +8,7 @@
 
 #include "base/glob.h"
 #include "server/rendezvous/rendezvous.h"
+#include "tensor/annotations.h"
 
 static inline void table_listing_fini(struct tl_listing *listing)
 {
@@ -33,6 +34,7 @@ static inline enum tl_status table_list(struct tl_rendezvous *from, const char *
     if (status != TL_OK) return status;
     struct tl_glob *glob = tl_glob_create(pattern != NULL && *pattern != '\0' ? pattern : "*");
     while (tl_rendezvous_walk_next(from, &walk, &entry, 1) > 0) {
+        tl_annotations_put(entry.annotations);
         if (!tl_glob_is_match(glob, entry.key)) continue;
         listing.items = realloc(listing.items, (listing.count + 1) * sizeof(*listing.items));
         listing.items[listing.count++] = (struct tl_listed){.key = strdup(entry.key),
@@ -55,6 +57,7 @@ static inline size_t table_withdraw_matching(struct tl_rendezvous *from, const c
     if (tl_rendezvous_walk_begin(from, &walk, NULL) != TL_OK) return 0;
     struct tl_glob *glob = tl_glob_create(pattern);
     while (tl_rendezvous_walk_next(from, &walk, &entry, 1) > 0) {
+        tl_annotations_put(entry.annotations);
         if (!tl_glob_is_match(glob, entry.key)) continue;
         if (tl_rendezvous_withdraw_number(from, entry.key, entry.publication)) count++;
     }

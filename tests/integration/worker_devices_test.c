@@ -336,6 +336,7 @@ START_TEST(what_waits_for_a_device_is_no_fault_of_the_peer)
     pause_for(4000); /* longer than twice timeouts.stalled */
     cuda->hold(NULL, false);
     expect(destination, 3, false);
+    tl_tensor_put(destination);
     ck_assert_uint_eq(log_capture_count("connection ended"), 0);
 }
 END_TEST
