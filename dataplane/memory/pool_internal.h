@@ -29,8 +29,8 @@
 #endif
 
 /* Blocks up to this size that come back are kept as they are for the next request for this size: small tensors come and
- * go with every request, or thousands of them with every group. So many are kept that all are given up in less than a
- * millisecond. */
+ * go with every request, or thousands of them with every group. No more are kept, because all are given up at once,
+ * under the mutex. */
 #define SPARE_MAX_BYTES UINT64_C(4096)
 #define SPARE_SIZES (SPARE_MAX_BYTES / TL_POOL_ALIGNMENT_BYTES)
 #define MAX_SPARES 4096
