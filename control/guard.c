@@ -246,7 +246,8 @@ enum tl_status tl_guard_create(const struct tl_guard_options *options, struct tl
     if (guard == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the guard of connections");
     guard->options = *options;
     guard->nothing = eventfd(0, EFD_CLOEXEC);
-    guard->spare = fcntl(guard->nothing, F_DUPFD_CLOEXEC, 0);
+    guard->spare = guard->nothing >= 0 ? fcntl(guard->nothing, F_DUPFD_CLOEXEC, 0) : -1;
+    int error_number = errno;
     pthread_mutex_init(&guard->mutex, NULL);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -255,8 +256,8 @@ enum tl_status tl_guard_create(const struct tl_guard_options *options, struct tl
     pthread_condattr_destroy(&attributes);
     enum tl_status status = TL_OK;
     if (guard->spare < 0)
-        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no descriptor for the guard of connections: %s",
-                              strerror(errno));
+        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                              "no descriptor for the guard of connections: %s (ulimit -n)", strerror(error_number));
     if (status == TL_OK) status = tl_thread_start("tl-guard", run, guard, &guard->thread, ret_error);
     if (status != TL_OK) {
         tl_guard_destroy(guard);

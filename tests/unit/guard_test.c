@@ -114,6 +114,23 @@ START_TEST(without_descriptors)
 }
 END_TEST
 
+START_TEST(no_descriptor_at_the_start)
+{
+    const struct rlimit limit = {.rlim_cur = DESCRIPTORS, .rlim_max = DESCRIPTORS};
+    const struct tl_guard_options options = {.max_unfinished_ns = LIMIT_NS};
+    struct tl_guard *other;
+    int last = -1;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    for (int fd = dup(client); fd >= 0; fd = dup(client))
+        last = fd;
+    for (unsigned free_count = 0; free_count < 2; free_count++) { /* it needs two */
+        if (free_count == 1) close(last);
+        ck_assert_int_eq(tl_guard_create(&options, &other, &error), TL_RESOURCE_EXHAUSTED);
+        ck_assert_ptr_nonnull(strstr(error.message, "Too many open files"));
+    }
+}
+END_TEST
+
 /* Sends more than the guard tolerates, and lets the time pass in which that must have come to something. */
 static void leave_unfinished(void)
 {
@@ -173,6 +190,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, too_many_unfinished_bytes);
     tcase_add_test(tcase, without_descriptors);
+    tcase_add_test(tcase, no_descriptor_at_the_start);
     tcase_add_test(tcase, unfinished_for_too_long);
     tcase_add_test(tcase, unread_bytes_do_not_count);
     suite_add_tcase(suite, tcase);
