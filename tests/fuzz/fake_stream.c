@@ -331,12 +331,6 @@ size_t fake_stream_method_count(void)
     return method_count;
 }
 
-const char *fake_stream_method_name(size_t method)
-{
-    TL_CHECK(method < method_count);
-    return methods[method].name;
-}
-
 size_t fake_stream_method(const char *name)
 {
     size_t i = 0;

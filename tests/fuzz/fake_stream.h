@@ -26,7 +26,6 @@ extern bool fake_stream_ends_itself;
 extern void (*fake_stream_on_send)(unsigned slot, grpc_byte_buffer *message);
 
 size_t fake_stream_method_count(void);
-const char *fake_stream_method_name(size_t method);
 /* A client calls the method, counted in the order in which the services have added them. Returns the slot, or -1 when
  * all are taken. */
 int fake_stream_accept(size_t method);
