@@ -317,7 +317,7 @@ static unsigned fill_pool(struct tl_tensor *taken[], unsigned most)
 /* The device may still write into the pool for a fetch that is over. */
 static void await_unused_pool(void)
 {
-    for (unsigned n = 0; n < 50000 && engine_side_memory(owner).pool_used_bytes > 0; n++) {
+    for (unsigned n = 0; n < 5000 && engine_side_memory(owner).pool_used_bytes > 0; n++) {
         engine_pair_run(&pair);
         nap();
     }
