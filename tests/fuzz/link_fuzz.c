@@ -25,6 +25,7 @@
 #include "control/link_serves.h"
 #include "control/packed.h"
 #include "fuzz/fake_stream.h"
+#include "fuzz/fixed_random.h"
 #include "fuzz/link_frames.h"
 
 #define CHUNK_BYTES 1024
@@ -595,6 +596,7 @@ static void start(void)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
 {
+    fixed_random_begin();
     if (loop == NULL) start();
     struct fuzz_input input = {.data = data, .left = len_bytes};
     uint8_t options = fuzz_take_u8(&input);

@@ -27,6 +27,7 @@
 #include "fakes/table_list.h"
 #include "fakes/whole_steps.h"
 #include "fuzz/fake_stream.h"
+#include "fuzz/fixed_random.h"
 #include "fuzz/link_frames.h"
 #include "server/worker_internal.h"
 
@@ -471,6 +472,7 @@ static void start(void)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
 {
+    fixed_random_begin();
     if (arena.memory == NULL) start();
     struct fuzz_input input = {.data = data, .left = len_bytes};
     uint8_t options = fuzz_take_u8(&input);
