@@ -23,7 +23,8 @@ struct tl_cert_flags {
 
 /* Issues a certificate for each of flags->names, or without them for each task of the configuration and one for a
  * client, and prints their files. Errors: of tl_authority_open, tl_authority_issue and the functions that read a
- * configuration. TL_INVALID_ARGUMENT: a name is none. */
+ * configuration. TL_INVALID_ARGUMENT: a name is none, or two have the same file. TL_CANCELLED: a signal came
+ * (interrupt.h); what was printed is issued, and nothing of the rest is there. */
 enum tl_status tl_cert_issue(const struct tl_cert_flags *flags, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Prints what a file with a certificate says. Warnings go to stderr. Errors: of tl_certificate_facts_read.

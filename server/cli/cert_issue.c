@@ -18,6 +18,7 @@
 #include "security/certificate_name.h"
 #include "security/issue.h"
 #include "server/cli/cert.h"
+#include "server/cli/interrupt.h"
 #include "server/cli/output.h"
 
 #define HOST_BYTES 256
@@ -184,6 +185,30 @@ static enum tl_status take_items(struct issuing *issuing, struct tl_error *ret_e
     return flags->names.count > 0 ? take_names(issuing, ret_error) : take_tasks(issuing, ret_error);
 }
 
+static int compare_files(const void *a, const void *b)
+{
+    const struct item *const *first = a, *const *second = b;
+    return strcmp((*first)->file, (*second)->file);
+}
+
+/* Two names may have the same file: those that differ in a slash only, and those that are given twice. */
+static enum tl_status check_distinct(const struct issuing *issuing, struct tl_error *ret_error)
+{
+    enum tl_status status = TL_OK;
+    const struct item **sorted = calloc(issuing->count + 1, sizeof(*sorted));
+    if (!sorted) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu names", issuing->count);
+    for (size_t i = 0; i < issuing->count; i++)
+        sorted[i] = &issuing->items[i];
+    qsort(sorted, issuing->count, sizeof(*sorted), compare_files);
+    for (size_t i = 1; i < issuing->count && status == TL_OK; i++)
+        if (compare_files(&sorted[i - 1], &sorted[i]) == 0)
+            status = tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                                  "%s and %s would both be %s.pem; issue one of them, or into another folder (-o)",
+                                  sorted[i - 1]->name, sorted[i]->name, sorted[i]->file);
+    free(sorted);
+    return status;
+}
+
 static enum tl_status check_absent(const struct issuing *issuing, struct tl_error *ret_error)
 {
     enum tl_status status = TL_OK;
@@ -209,6 +234,7 @@ static enum tl_status issue_item(const struct issuing *issuing, const struct ite
     if (status != TL_OK) return status;
     tl_output_put_escaped(stdout, flags->folder);
     printf("/%s.pem: %s\n", item->file, item->name);
+    fflush(stdout); /* what has been said stays when the command is interrupted */
     return TL_OK;
 }
 
@@ -217,9 +243,15 @@ enum tl_status tl_cert_issue(const struct tl_cert_flags *flags, struct tl_error 
     struct issuing issuing = {.flags = flags};
     enum tl_status status = tl_authority_open(flags->folder, &issuing.authority, ret_error);
     if (status == TL_OK) status = take_items(&issuing, ret_error);
+    if (status == TL_OK) status = check_distinct(&issuing, ret_error);
     if (status == TL_OK) status = check_absent(&issuing, ret_error);
-    for (size_t i = 0; i < issuing.count && status == TL_OK; i++)
-        status = issue_item(&issuing, &issuing.items[i], ret_error);
+    tl_interrupt_catch();
+    for (size_t i = 0; i < issuing.count && status == TL_OK; i++) {
+        if (tl_interrupt_is_set())
+            status = tl_error_set(ret_error, TL_CANCELLED, "interrupted; %zu of %zu were issued", i, issuing.count);
+        else
+            status = issue_item(&issuing, &issuing.items[i], ret_error);
+    }
     free(issuing.items);
     tl_config_destroy(issuing.config);
     tl_authority_destroy(issuing.authority);

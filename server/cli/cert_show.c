@@ -24,7 +24,7 @@
 struct showing {
     const char *path;
     struct tl_certificate_facts facts;
-    int64_t days_left; /* begun ones count; negative: it expired so many days ago */
+    int64_t days_left; /* begun ones count; negative: those since its end */
     bool is_usable;
     struct tl_error warnings[MAX_WARNINGS];
     size_t warning_count;
@@ -67,7 +67,8 @@ static void judge_certificate(struct showing *showing)
         showing->is_usable = false;
     }
     int64_t left_s = facts->not_after_s - now_s;
-    showing->days_left = (left_s > 0 ? left_s + SECONDS_PER_DAY - 1 : left_s) / SECONDS_PER_DAY;
+    int64_t rest_of_day_s = left_s > 0 ? SECONDS_PER_DAY - 1 : 1 - SECONDS_PER_DAY; /* a day that has begun counts */
+    showing->days_left = (left_s + rest_of_day_s) / SECONDS_PER_DAY;
     if (now_s < facts->not_before_s) {
         warn(showing, "it is not valid before %s; look at the clock of this machine",
              format_time(facts->not_before_s, text));

@@ -10,6 +10,7 @@
 #include "security/issue.h"
 #include "server/cli/cert.h"
 #include "server/cli/command.h"
+#include "server/cli/interrupt.h"
 #include "server/cli/options.h"
 #include "server/cli/output.h"
 
@@ -49,7 +50,9 @@ static int issue(const struct tl_cert_flags *flags, const struct tl_options *opt
     struct tl_error error = {.code = TL_OK};
     if (flags->names.count == 0 && !flags->config_path && !tl_config_tf_text())
         return tl_options_refuse(options, "for which tasks? --config FILE or --name NAME");
-    return report(tl_cert_issue(flags, &error), &error);
+    int code = report(tl_cert_issue(flags, &error), &error);
+    if (error.code == TL_CANCELLED) tl_interrupt_die();
+    return code;
 }
 
 static int show(const struct tl_cert_flags *flags, const struct tl_options *options, int count, char **paths)

@@ -335,7 +335,7 @@ static int run(const struct show *show, const struct tl_config_from_flags *from,
 
 int tl_command_config(int argc, char **argv)
 {
-    struct show show = {0};
+    struct show show = {.flags = TL_TASK_FLAGS_INIT};
     struct tl_config_from_flags from = {.port = 4000};
     int first;
     const struct tl_option items[] = {

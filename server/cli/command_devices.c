@@ -62,7 +62,7 @@ static int run(const struct tl_task_flags *flags, bool is_json)
 
 int tl_command_devices(int argc, char **argv)
 {
-    struct tl_task_flags flags = {0};
+    struct tl_task_flags flags = TL_TASK_FLAGS_INIT;
     bool is_json = false;
     int first;
     const struct tl_option items[] = {
@@ -82,7 +82,7 @@ int tl_command_devices(int argc, char **argv)
     int code = tl_options_parse(&options, argc, argv, &first);
     if (code >= 0) return code;
     if (first < argc) return tl_options_refuse(&options, "unexpected argument %s", argv[first]);
-    if ((flags.job || flags.task > 0) && !flags.config_path && !tl_config_tf_text())
+    if ((flags.job || flags.task != TL_TASK_NOT_GIVEN) && !flags.config_path && !tl_config_tf_text())
         return tl_options_refuse(&options, "a task of which cluster? --config FILE");
     return run(&flags, is_json);
 }

@@ -38,6 +38,7 @@
 #include "server/cli/output.h"
 #include "server/cli/sd_notify.h"
 #include "server/cli/serve_config.h"
+#include "server/cli/task_config.h"
 #include "tensor/mapped_file.h"
 
 /* Descriptors that a worker needs besides its connections: files, libraries, the loop. */
@@ -247,7 +248,7 @@ static enum tl_status open_worker(struct serve *serve, struct tl_error *ret_erro
         .config_json = serve->config.json,
         /* An evaluator is only in TF_CONFIG, and not in its cluster. */
         .job = serve->config.json ? serve->config.task->job : serve->flags.job,
-        .task = serve->config.json ? serve->config.task->index : serve->flags.task,
+        .task = serve->config.json || serve->flags.job ? serve->config.task->index : 0,
     };
     return tl_worker_open(&options, &serve->worker, ret_error);
 }
@@ -318,7 +319,7 @@ static int run(struct serve *serve, const struct tl_options *options)
 
 int tl_command_serve(int argc, char **argv)
 {
-    struct serve serve = {.last_words_ns = DEFAULT_LAST_WORDS_NS};
+    struct serve serve = {.flags = {.task = TL_TASK_NOT_GIVEN}, .last_words_ns = DEFAULT_LAST_WORDS_NS};
     int first;
     const struct tl_option items[] = {
         {"config", 'c', TL_OPTION_TEXT, &serve.flags.config_path, "FILE",

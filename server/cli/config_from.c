@@ -216,7 +216,10 @@ int tl_config_from_hostfile(const struct tl_config_from_flags *flags, const char
     }
     if (status == TL_OK && launch.task_count == 0)
         status = tl_error_set(&error, TL_INVALID_ARGUMENT, "%s names no host", path);
-    if (status == TL_OK) status = tl_from_print_launch(flags, &launch, TL_LAUNCH_BLOCK, &error);
+    if (status == TL_OK) {
+        status = tl_from_print_launch(flags, &launch, TL_LAUNCH_BLOCK, &error);
+        if (status != TL_OK) tl_error_prefix(&error, "with the hosts of %s: ", path);
+    }
     free(text);
     tl_launch_fini(&launch);
     return tl_from_finish(status, "from-hostfile", &error);

@@ -107,11 +107,14 @@ static int run_help(int argc, char **argv)
     return command->run(2, arguments);
 }
 
-/* Opens /dev/null for standard descriptors that are closed, so that using them fails. */
+/* Opens /dev/null for standard descriptors that are closed, so that using them fails. One that would be closed in
+ * another program was not inherited: gRPC opens one before main to see whether it can, and leaves it open. */
 static void protect_descriptors(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
-        if (fcntl(fd, F_GETFD) >= 0) continue;
+        int flags = fcntl(fd, F_GETFD);
+        if (flags >= 0 && (flags & FD_CLOEXEC) == 0) continue;
+        if (flags >= 0) close(fd);
         int opened = open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
         if (opened != fd && opened >= 0) close(opened);
     }
@@ -141,6 +144,7 @@ int main(int argc, char **argv)
     /* up starts its workers from /proc/self/exe, after which they would be called "exe" in lists of processes. */
     (void)prctl(PR_SET_NAME, "tensorlane");
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file that reaches ulimit -f cannot be written, which is an error like others */
     /* For the widths of characters only: numbers are written in the same way everywhere. */
     setlocale(LC_CTYPE, "C.UTF-8");
     /* Commands print their errors themselves; serve has a log and sets it up. */

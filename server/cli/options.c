@@ -243,6 +243,7 @@ int tl_options_parse(const struct tl_options *options, int argc, char **argv, in
 {
     struct parser parser;
     build_parser(options, &parser);
+    unsetenv("POSIXLY_CORRECT"); /* with it, getopt takes no flags behind other arguments */
     opterr = 0;
     optind = 0; /* starts anew */
     for (;;) {

@@ -46,24 +46,6 @@ static void describe(const struct tl_progress_bar *progress, uint64_t bytes, cha
     snprintf(buffer, capacity, "%s of %s, %s/s, %s left", done, total, rate, left);
 }
 
-static void show_bar(struct tl_progress_bar *progress, uint64_t bytes, const char *text)
-{
-    char bar[MAX_BAR_COLUMNS + 1];
-    unsigned width = tl_output_width(stderr);
-    double share = progress->total_bytes > 0 ? (double)bytes / (double)progress->total_bytes : 1;
-    if (share > 1) share = 1;
-    size_t beside = strlen(text) + 12; /* what stands beside the bar */
-    size_t columns = width > beside ? width - beside : 0;
-    if (columns > MAX_BAR_COLUMNS) columns = MAX_BAR_COLUMNS;
-    size_t filled = (size_t)(share * (double)columns);
-    memset(bar, '.', columns);
-    memset(bar, '#', filled);
-    bar[columns] = '\0';
-    fprintf(stderr, "\r[%s] %3u%% %s\033[K", bar, (unsigned)(share * 100), text);
-    fflush(stderr);
-    progress->has_bar = true;
-}
-
 /* Prints what fits the terminal's line. */
 static void show_text(struct tl_progress_bar *progress, const char *text)
 {
@@ -76,6 +58,27 @@ static void show_text(struct tl_progress_bar *progress, const char *text)
     fprintf(stderr, "\r%.*s\033[K", (int)len, escaped);
     fflush(stderr);
     free(escaped);
+    progress->has_bar = true;
+}
+
+static void show_bar(struct tl_progress_bar *progress, uint64_t bytes, const char *text)
+{
+    char bar[MAX_BAR_COLUMNS + 1];
+    unsigned width = tl_output_width(stderr);
+    double share = progress->total_bytes > 0 ? (double)bytes / (double)progress->total_bytes : 1;
+    if (share > 1) share = 1;
+    size_t beside = strlen(text) + 12; /* what stands beside the bar */
+    if (width <= beside) {
+        show_text(progress, text);
+        return;
+    }
+    size_t columns = width - beside < MAX_BAR_COLUMNS ? width - beside : MAX_BAR_COLUMNS;
+    size_t filled = (size_t)(share * (double)columns);
+    memset(bar, '.', columns);
+    memset(bar, '#', filled);
+    bar[columns] = '\0';
+    fprintf(stderr, "\r[%s] %3u%% %s\033[K", bar, (unsigned)(share * 100), text);
+    fflush(stderr);
     progress->has_bar = true;
 }
 

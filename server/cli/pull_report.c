@@ -106,7 +106,10 @@ static bool print_json(const struct tl_pull *pull, const struct tl_error *error)
     tl_json_out_put_real(root, "seconds", seconds(pull->receive_ns));
     tl_json_out_put_u64(root, "bytes_per_second", bytes_per_sec(pull));
     tl_json_out_put_u64(root, "verified", count_verified(pull));
-    tl_json_out_put_u64(root, "failed", error->code == TL_OK ? 0 : failed);
+    if (error->code == TL_OK || failed > 0 || pull->listing.count > 0)
+        tl_json_out_put_u64(root, "failed", error->code == TL_OK ? 0 : failed);
+    else
+        tl_json_out_put_json(root, "failed", "null"); /* which tensors there are is not known */
     struct tl_json_out *paths = tl_json_out_put_object(root, "paths");
     count_paths(pull, counts);
     for (size_t i = 0; i < PATH_COUNT; i++)

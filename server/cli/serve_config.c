@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "server/cli/json_out.h"
+#include "server/cli/task_config.h"
 #include "server/cli/tensor_set.h"
 
 #define MAX_CONFIG_BYTES (UINT64_C(64) << 20)
@@ -63,16 +64,26 @@ static enum tl_status read_stdin(struct tl_serve_config *config, char **ret_text
     return tl_config_parse(*ret_text, *ret_len, "standard input", NULL, &config->config, ret_error);
 }
 
-/* The file is read twice, so that what it says of relative paths is kept; only its text is needed a second time. */
+/* The folder of a file, in which its relative paths begin; NULL for the current one. False: no memory. */
+static bool folder_of(const char *path, char **ret_folder)
+{
+    const char *slash = strrchr(path, '/');
+    *ret_folder = slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : NULL;
+    return !slash || *ret_folder;
+}
+
 static enum tl_status read_file(const char *path, struct tl_serve_config *config, char **ret_text, size_t *ret_len,
                                 struct tl_error *ret_error)
 {
-    enum tl_status status = tl_config_read(path, &config->config, ret_error);
-    if (status != TL_OK) return status;
+    char *folder = NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return tl_error_set_errno(ret_error, errno, "cannot open %s", path);
-    status = read_all(fd, path, ret_text, ret_len, ret_error);
+    if (fd < 0) return tl_error_set_errno(ret_error, errno, "%s: cannot open the configuration", path);
+    enum tl_status status = read_all(fd, path, ret_text, ret_len, ret_error);
     close(fd);
+    if (status == TL_OK && !folder_of(path, &folder))
+        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for its folder", path);
+    if (status == TL_OK) status = tl_config_parse(*ret_text, *ret_len, path, folder, &config->config, ret_error);
+    free(folder);
     return status;
 }
 
@@ -87,19 +98,6 @@ static enum tl_status read_environment(struct tl_serve_config *config, char **re
     if (status == TL_OK) status = tl_config_tf_to_json(text, strlen(text), ret_text, ret_error);
     if (status == TL_OK) *ret_len = strlen(*ret_text);
     return status;
-}
-
-static enum tl_status find_task(const struct tl_serve_flags *flags, struct tl_serve_config *config,
-                                struct tl_error *ret_error)
-{
-    const struct tl_config *read = config->config;
-    if (flags->job) return tl_config_find_task(read, flags->job, flags->task, &config->task, ret_error);
-    if (!read->self)
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                            "which task is this process? --job and --task; %s has %zu tasks, such as %s", read->source,
-                            read->task_count, read->tasks[0].name);
-    config->task = read->self;
-    return TL_OK;
 }
 
 /* The worker gets its paths in a JSON text, which has to be UTF-8. path NULL: there is none. */
@@ -194,7 +192,8 @@ enum tl_status tl_serve_config_read(const struct tl_serve_flags *flags, struct t
     } else {
         status = read_file(flags->config_path, config, &text, &len, ret_error);
     }
-    if (status == TL_OK) status = find_task(flags, config, ret_error);
+    if (status == TL_OK)
+        status = tl_task_config_find(config->config, flags->job, flags->task, &config->task, ret_error);
     if (status == TL_OK) status = check_paths(flags, &config->task->settings, ret_error);
     if (status == TL_OK) status = check_files(flags, &config->task->settings, ret_error);
     bool is_unchanged = !flags->config_path && !flags->listen && flags->publish.count == 0;

@@ -13,7 +13,7 @@
 struct tl_serve_flags {
     const char *config_path; /* NULL: TF_CONFIG */
     const char *job;         /* NULL: the task of TF_CONFIG */
-    uint32_t task;
+    uint32_t task;           /* TL_TASK_NOT_GIVEN: the first one of the job */
     const char *listen;      /* NULL: as configured */
     struct tl_texts publish; /* files besides those of the configuration */
 };
@@ -25,9 +25,9 @@ struct tl_serve_config {
 };
 
 /* Reads and checks the configuration, then writes what the flags say into the task's own entry: that is where a setting
- * has the last word. Errors: those of tl_config_read, tl_config_parse_tf and tl_config_find_task. TL_INVALID_ARGUMENT:
- * no task is named. TL_ALREADY_EXISTS: two of the files hold a tensor of the same name. Those of tl_tensor_file_read
- * for every file. Ownership: tl_serve_config_fini, also after an error. */
+ * has the last word. Errors: those of tl_config_read, tl_config_parse_tf and tl_task_config_find. TL_ALREADY_EXISTS:
+ * two of the files hold a tensor of the same name. Those of tl_tensor_file_read for every file. Ownership:
+ * tl_serve_config_fini, also after an error. */
 enum tl_status tl_serve_config_read(const struct tl_serve_flags *flags, struct tl_serve_config *config,
                                     struct tl_error *ret_error) TL_MUST_USE;
 void tl_serve_config_fini(struct tl_serve_config *config); /* a zeroed one is accepted */

@@ -2,6 +2,7 @@
 /* Reads the configuration of one task for commands that look at it without starting a worker. */
 #include "server/cli/task_config.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -35,13 +36,18 @@ static enum tl_status read_config(const struct tl_task_flags *flags, struct tl_c
                         "no configuration: give --config FILE or set the environment variable TF_CONFIG");
 }
 
-static enum tl_status find_task(const struct tl_task_flags *flags, const struct tl_config *config,
-                                const struct tl_config_task **ret_task, struct tl_error *ret_error)
+enum tl_status tl_task_config_find(const struct tl_config *config, const char *job, uint32_t task,
+                                   const struct tl_config_task **ret_task, struct tl_error *ret_error)
 {
-    if (flags->job) return tl_config_find_task(config, flags->job, flags->task, ret_task, ret_error);
+    bool is_given = task != TL_TASK_NOT_GIVEN;
+    if (job) return tl_config_find_task(config, job, is_given ? task : 0, ret_task, ret_error);
     if (!config->self)
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "which task? --job and --task; %s has %zu, such as %s",
-                            config->source, config->task_count, config->tasks[0].name);
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "which task? --job and --task; %s has %zu task%s, such as %s", config->source,
+                            config->task_count, config->task_count == 1 ? "" : "s", config->tasks[0].name);
+    if (is_given)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "--task %" PRIu32 " of which job? --job; without both, %s",
+                            task, config->self->name);
     *ret_task = config->self;
     return TL_OK;
 }
@@ -53,7 +59,7 @@ enum tl_status tl_task_config_read(const struct tl_task_flags *flags, const char
     struct tl_config *config = NULL;
     enum tl_status status = read_config(flags, &config, ret_error);
     if (status == TL_OK) status = tl_task_config_apply_environment(config, command, ret_error);
-    if (status == TL_OK) status = find_task(flags, config, ret_task, ret_error);
+    if (status == TL_OK) status = tl_task_config_find(config, flags->job, flags->task, ret_task, ret_error);
     if (status != TL_OK) {
         tl_config_destroy(config);
         return status;

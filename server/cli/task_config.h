@@ -10,12 +10,18 @@
 #include "config/config.h"
 #include "server/cli/options.h"
 
-/* The flags; zeroed before they are read. */
+/* The flags; begin with TL_TASK_FLAGS_INIT. */
 struct tl_task_flags {
     const char *config_path; /* NULL: TF_CONFIG */
     const char *job;         /* NULL: the task of TF_CONFIG */
-    uint32_t task;
+    uint32_t task;           /* TL_TASK_NOT_GIVEN: the first one of the job */
 };
+
+#define TL_TASK_NOT_GIVEN UINT32_MAX
+#define TL_TASK_FLAGS_INIT                                                                                             \
+    {                                                                                                                  \
+        .task = TL_TASK_NOT_GIVEN                                                                                      \
+    }
 
 /* The flags for a command's table. */
 #define TL_TASK_OPTIONS(flags)                                                                                         \
@@ -29,11 +35,16 @@ struct tl_task_flags {
 
 /* Reads the configuration, gives it the environment and finds the task. Warnings go to stderr.
  * Ownership: *ret_config until tl_config_destroy; the task belongs to it.
- * Errors: of tl_config_read, tl_config_parse_tf, tl_config_apply_environment and tl_config_find_task.
- * TL_INVALID_ARGUMENT: no task is named. */
+ * Errors: of tl_config_read, tl_config_parse_tf, tl_config_apply_environment and tl_task_config_find. */
 enum tl_status tl_task_config_read(const struct tl_task_flags *flags, const char *command,
                                    struct tl_config **ret_config, const struct tl_config_task **ret_task,
                                    struct tl_error *ret_error) TL_MUST_USE;
+
+/* Finds the task that --job and --task name, or the one of TF_CONFIG. job may be NULL, task TL_TASK_NOT_GIVEN. The task
+ * belongs to the configuration. Errors: of tl_config_find_task. TL_INVALID_ARGUMENT: no task is named, or its number
+ * without its job. */
+enum tl_status tl_task_config_find(const struct tl_config *config, const char *job, uint32_t task,
+                                   const struct tl_config_task **ret_task, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Gives a configuration the variables of this process. Warnings go to stderr. Errors: of tl_config_apply_environment.
  */

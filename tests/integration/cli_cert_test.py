@@ -4,6 +4,7 @@
 import concurrent.futures
 import json
 import os
+import signal
 import subprocess
 
 import grpc
@@ -128,6 +129,24 @@ class Refusals(Cert):
         self.assert_error(2, "which file\\?", "cert", "show")
         self.assert_error(2, "which files\\?", "cert", "revoke")
         self.assert_error(2, "unexpected argument x", "cert", "init", "x")
+
+    def test_two_names_of_one_file(self):
+        for other in ("a-b", "a/b"):
+            names = ["--name", "spiffe://example.org/a/b", "--name", f"spiffe://example.org/{other}"]
+            for more in ([], ["--force"]):
+                self.refuse(1, f"example.org/a/b and spiffe://example.org/{other} would both be a-b.pem; issue one of",
+                            "issue", *names, *more)
+        self.assertEqual(self.names(), ["ca.crl", "ca.key", "ca.pem"])
+
+    def test_interrupted(self):
+        config = self.write_json({"cluster": {"ps": [f"127.0.0.1:{port}" for port in range(1000, 5000)]}})
+        issuing = self.spawn("cert", "issue", "--config", config, "-o", self.certs)
+        issuing.await_line("ps-3.pem")
+        self.assertEqual(issuing.stop(signal.SIGTERM), -signal.SIGTERM)
+        count = len(issuing.lines) - 1
+        self.assertEqual(issuing.lines[-1], f"tensorlane cert: interrupted; {count} of 4001 were issued")
+        self.assertEqual(self.names(), sorted(["ca.crl", "ca.key", "ca.pem"] + [
+            f"ps-{i}.{kind}" for i in range(count) for kind in ("key", "pem")]))
 
     def test_no_authority(self):
         nowhere = self.folder / "nowhere"

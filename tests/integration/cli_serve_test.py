@@ -409,9 +409,26 @@ class Refused(cli_support.Case):
 
     def test_no_such_task(self):
         config = self.cluster(ps=1).path
-        self.assert_error(1, "which task is this process\\?", "serve", "--config", config)
+        self.assert_error(1, "which task\\?", "serve", "--config", config)
         self.assert_error(1, "ps", "serve", "--config", config, "--job", "pss")
         self.refuse("task", "--task", "7", config=config)
+
+    def test_a_number_without_its_job(self):
+        task = {"cluster": {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3"]},
+                "task": {"type": "worker", "index": 0}}
+        for command in (["serve"], ["config", "show"], ["devices"]):
+            self.assert_error(1, "--task 1 of which job\\? --job; without both, /job:worker/task:0", *command,
+                              "--task", 1, env=environment(TF_CONFIG=json.dumps(task)))
+
+    def test_a_configuration_from_a_pipe(self):
+        cluster = self.cluster(ps=1)
+        cluster.start()
+        read_end, write_end = os.pipe()
+        self.addCleanup(os.close, read_end)
+        os.write(write_end, cluster.path.read_bytes())
+        os.close(write_end)
+        self.assert_error(1, f"{cluster.address()}: another process uses the address", "serve", "--config",
+                          f"/dev/fd/{read_end}", "--job", "ps", "--no-wait", pass_fds=[read_end])
 
     def test_port_in_use(self):
         cluster = self.cluster(ps=1)

@@ -1,9 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """The command line itself: help, wrong usage, output that cannot be written, configurations."""
+import functools
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -166,6 +168,25 @@ class Usage(cli_support.Case):
         result = subprocess.run(["/bin/sh", "-c", "exec \"$0\" help >&-", cli_support.PROGRAM], env=environment(),
                                 stderr=subprocess.PIPE, check=False, timeout=cli_support.PATIENCE)
         self.assertEqual(result.returncode, 1)
+
+    def test_standard_input_is_closed(self):
+        for arguments in ("config check -", "serve --config - --job ps"):
+            result = subprocess.run(["/bin/sh", "-c", f'exec "$0" {arguments} <&-', cli_support.PROGRAM],
+                                    env=environment(), stderr=subprocess.PIPE, check=False, text=True,
+                                    timeout=cli_support.PATIENCE)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("Bad file descriptor", result.stderr)
+
+    def test_a_file_that_may_not_grow(self):
+        with open(self.folder / "out", "w", encoding="ascii") as out:
+            result = self.assert_run(1, "help", stdout=out, preexec_fn=functools.partial(
+                resource.setrlimit, resource.RLIMIT_FSIZE, (0, 0)))
+        self.assertEqual(result.stderr, "tensorlane help: cannot write to standard output: File too large\n")
+
+    def test_flags_stand_anywhere(self):
+        env = environment(POSIXLY_CORRECT="1")
+        self.assert_run(0, "cert", "init", "-o", self.folder / "certs", env=env)
+        self.assertTrue((self.folder / "certs/ca.pem").exists())
 
 
 class Config(cli_support.Case):
