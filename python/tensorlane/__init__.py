@@ -178,9 +178,12 @@ class BlockingSubscription(_Subscription):
                     break
             if self._is_over:
                 raise StopIteration
-            if time.monotonic() >= deadline:
+            if time.monotonic() < deadline:
+                self._queue.wait(self._results)
+                continue
+            self._queue.drain(self._results)  # With a timeout of 0, nothing else takes what has come.
+            if not self._results:
                 raise DeadlineExceeded(f"no value of {self._key} came within {self._timeout} s", self._peer, self._key)
-            self._queue.wait(self._results)
         else:
             raise StopIteration
         if error is not None:
@@ -306,30 +309,28 @@ class Worker(_tensorlane.Worker):
             self._inboxes[loop] = inbox
         return loop, inbox.queue
 
-    async def _result(self, future, op):
+    async def _request(self, begin, *arguments):
+        loop, queue = self._queue()
+        future = loop.create_future()
+        op = begin(queue, future, *arguments)
         try:
             return await future
         except asyncio.CancelledError:
             op.cancel()
             raise
+        finally:
+            del future  # Its exception refers to this frame, and so to the memory in the arguments.
 
     async def recv(self, peer, key, step=0, *, into=None, timeout=None, checksum=False, mapped=False, part=None):
-        loop, queue = self._queue()
-        future = loop.create_future()
-        op = self._recv(queue, future, peer, key, step, into, timeout, checksum, mapped, part)
-        return await self._result(future, op)
+        return await self._request(self._recv, peer, key, step, into, timeout, checksum, mapped, part)
 
     async def recv_many(self, peer, keys, step=0, *, into=None, timeout=None, min_count=0, group_timeout=None,
                         checksum=False, parts=None):
-        loop, queue = self._queue()
-        future = loop.create_future()
-        op = self._recv_many(queue, future, peer, keys, step, into, timeout, min_count, group_timeout, checksum, parts)
-        return await self._result(future, op)
+        return await self._request(self._recv_many, peer, keys, step, into, timeout, min_count, group_timeout, checksum,
+                                   parts)
 
     async def send(self, key, tensor, step=0, *, timeout=None):
-        loop, queue = self._queue()
-        future = loop.create_future()
-        return await self._result(future, self._send(queue, future, key, tensor, step, timeout))
+        return await self._request(self._send, key, tensor, step, timeout)
 
     def subscribe(self, peer, key, from_step=0, *, count=2, into=None, checksum=False):
         _, queue = self._queue()
@@ -342,11 +343,6 @@ class Worker(_tensorlane.Worker):
         return BlockingSubscription(self, op, results, queue, timeout, peer, key)
 
     # --------------------------------------------------------------------------------------------------- at a peer --
-
-    async def _request(self, begin, *arguments):
-        loop, queue = self._queue()
-        future = loop.create_future()
-        return await self._result(future, begin(queue, future, *arguments))
 
     async def put(self, peer, key, tensor, step=0, *, may_go_back=False, timeout=None):
         return Put(*await self._request(self._put, peer, key, tensor, step, may_go_back, timeout))

@@ -61,7 +61,7 @@ class Tensor:
     It has the buffer protocol and DLPack: numpy.asarray(tensor), memoryview(tensor), torch.from_dlpack(tensor) share
     its memory. Only tensors in the memory of the host have a buffer, and only dtypes that the buffer protocol knows;
     BufferError says which is missing. numpy.asarray gives BF16 and F8 the dtypes of ml_dtypes where that is installed,
-    and raises TypeError where it is not.
+    and raises TypeError where it is not, or is of a version that lacks the dtype.
     """
 
     @property
@@ -319,10 +319,11 @@ class Worker:
         Raises DeadlineExceeded: it did not come; the text names the state of the peer. NotFound: no such peer.
         FailedPrecondition: it does not fit `into`, or it has no such part: strings, or a box that begins or ends within
         a byte. OutOfRange: the part is not within the tensor. Unimplemented: the peer is of an older version and knows
-        no parts, or the part is not in one piece and lies on a GPU. InvalidArgument: the key, the part, or `into` is
-        read-only. DataLoss: the checksum does not match, or the peer's file changed.
-        ResourceExhausted: too many wait at the peer, or no memory. Cancelled: the worker closed, or the peer was
-        removed. PermissionDenied: the peer does not allow it. The status of an aborted step.
+        no parts, or the part is not in one piece and lies on a GPU. InvalidArgument: the key, or the part.
+        InvalidArgument, BufferError or ValueError of the object: `into` is read-only, or wrap refuses it. DataLoss: the
+        checksum does not match, or the peer's file changed. ResourceExhausted: too many wait at the peer, or no memory.
+        Cancelled: the worker closed, or the peer was removed. PermissionDenied: the peer does not allow it. The status
+        of an aborted step.
         """
     def recv_wait(self, peer: _Peer, key: str, step: int = 0, *, into: typing.Optional[_TensorLike] = None,
                   timeout: typing.Optional[float] = None, checksum: bool = False, mapped: bool = False,
@@ -365,7 +366,7 @@ class Worker:
                        into: typing.Optional[Sequence[_TensorLike]] = None, timeout: typing.Optional[float] = None,
                        checksum: bool = False) -> BlockingSubscription:
         """As subscribe, for programs without an event loop: each next value is waited for, at most for the timeout
-        (None: no limit)."""
+        (None: no limit; 0: it is there or not)."""
 
     async def put(self, peer: _Peer, key: str, tensor: _TensorLike, step: int = 0, *, may_go_back: bool = False,
                   timeout: typing.Optional[float] = None) -> Put:

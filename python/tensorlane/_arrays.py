@@ -4,6 +4,8 @@
 Nothing here is imported before such an array or tensor appears.
 """
 
+from .errors import InvalidArgument
+
 # The dtypes of ml_dtypes that have a whole number of bytes, and what tensorlane calls them.
 _NAMES = {
     "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ",
@@ -15,6 +17,9 @@ _BY_DTYPE = {dtype: name for name, dtype in _NAMES.items()}
 def describe(array):
     """Returns (an array of unsigned integers in the same memory, name of the dtype), or None for any other array."""
     name = _NAMES.get(getattr(array.dtype, "name", None))
+    if name and not array.dtype.isnative:
+        raise InvalidArgument(f"the elements of {array.dtype.name} are in the other byte order; use "
+                              "array.astype(array.dtype.newbyteorder(\"=\"))")
     return name and (array.view(f"u{array.dtype.itemsize}"), name)
 
 
@@ -33,10 +38,11 @@ def of_tensor(tensor, dtype, copy):
     else:
         try:
             import ml_dtypes
-        except ImportError:
-            raise TypeError(f"NumPy has no dtype for {tensor.dtype}; install ml_dtypes, or use torch.from_dlpack, or "
-                            "as_bytes") from None
-        array = numpy.asarray(tensor.as_bytes()).view(getattr(ml_dtypes, name)).reshape(tensor.shape)
+            found = getattr(ml_dtypes, name)  # Older versions lack some.
+        except (ImportError, AttributeError):
+            raise TypeError(f"NumPy has no dtype for {tensor.dtype}; install a current ml_dtypes, or use "
+                            "torch.from_dlpack, or as_bytes") from None
+        array = numpy.asarray(tensor.as_bytes()).view(found).reshape(tensor.shape)
     is_other = dtype is not None and array.dtype != dtype
     if copy is False and (is_other or tensor.dtype == "STRING"):
         raise ValueError(f"an array like {tensor!r} with the dtype {dtype or array.dtype} has memory of its own")

@@ -122,6 +122,7 @@ class Endpoint:
             got = task.result()
         finally:
             task.cancel()
+            del task  # Its exception refers to this frame, and so to `into`.
             self.use(peer, -1)
         self.note(peer, [got])
         return got
@@ -139,6 +140,8 @@ class Endpoint:
             await until_done(future)
             future.exception()
             raise
+        finally:
+            del future  # Its exception refers to this frame, and so to `into`.
 
     async def map(self, peer, key, timeout):
         """Maps what a peer has published. Returns a view of it; None: it cannot be mapped."""
@@ -175,6 +178,7 @@ class Receive:
         self._endpoint = endpoint
         self._peer = peer
         self._queue = endpoint.worker._create_queue()
+        self._results = []  # what has come and was not taken yet, because a signal raised an exception in between
         self._result = None
         self._is_using = False
         endpoint.use(peer, 1)
@@ -195,12 +199,12 @@ class Receive:
         deadline = None if timeout is None else time.monotonic() + timeout
         look = time.monotonic() + 1
         while self._result is None:
-            results = []
-            if timeout == 0:
-                self._queue.drain(results)
-            else:
-                self._queue.wait(results)
-            self._take(results)
+            if not self._results:
+                if timeout == 0:
+                    self._queue.drain(self._results)
+                else:
+                    self._queue.wait(self._results)
+            self._take()
             now = time.monotonic()
             if self._result is not None:
                 break
@@ -223,8 +227,8 @@ class Receive:
         self._is_cancelled = True
         self._op.cancel()
 
-    def _take(self, results):
-        for _, value, error, _ in results:
+    def _take(self):
+        for _, value, error, _ in self._results:
             self._result = value, error
             self._end()
 

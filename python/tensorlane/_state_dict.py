@@ -136,6 +136,8 @@ class Calls:
         except StopIteration as end:
             self.returned = end.value
             raise
+        finally:
+            del error  # When it is raised here, it refers to this frame.
 
 
 def _is_superseded(peer, prefix, step, timeout):

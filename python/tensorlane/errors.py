@@ -11,7 +11,8 @@ class Error(Exception):
 
     code: the number of the status, which is gRPC's; status: its name, "NOT_FOUND"
     peer: what the call was given as the peer, or None; key: the same (a tuple of keys of a call with many)
-    results: what the members of a group have come to, of a call with many; otherwise None
+    results: what the members of a group have come to, of a call with many; otherwise None. An error that was pickled or
+    copied lacks them, because tensors stay in their process.
     """
 
     code: int = 2
@@ -23,6 +24,9 @@ class Error(Exception):
         self.peer = peer
         self.key = key
         self.results: typing.Optional[list[typing.Union["Tensor", Error]]] = None
+
+    def __reduce__(self) -> tuple[typing.Any, ...]:
+        return type(self), self.args, {**self.__dict__, "results": None}
 
 
 class Cancelled(Error):

@@ -6,6 +6,7 @@ import gc
 import select
 import threading
 import unittest
+import weakref
 
 import python_support
 from python_support import WorkersCase, tensorlane, wait_until
@@ -75,6 +76,33 @@ class Awaitables(WorkersCase):
 
         both, (there, absent) = self.run_async(main())
         self.assertEqual((both, bytes(there), absent.key), ([b"1", b"1"], b"1", "absent"))
+
+    def test_memory_of_calls_that_fail(self):
+        """It is given back without the collector of cycles."""
+        calls = {
+            "recv": lambda memory: self.asker.recv(self.peer, "none", into=memory, timeout=0.01),
+            "recv_many": lambda memory: self.asker.recv_many(self.peer, ["none"], into=[memory], timeout=0.01),
+            "send": lambda memory: self.asker.send("none", memory, timeout=0.01),
+            "put": lambda memory: self.asker.put(self.asker.add_peer("127.0.0.1:9"), "none", memory, timeout=0.01),
+            "pull_state_dict": lambda memory: self.asker.pull_state_dict(self.peer, into={"a": memory}, timeout=0.01),
+        }
+
+        async def main(call):
+            memory = numpy.zeros(5)
+            gone = weakref.ref(memory)
+            try:
+                await call(memory)
+            except tensorlane.Error:  # assertRaises would clear the frames.
+                del memory
+            while gone() is not None:
+                await asyncio.sleep(0.005)
+                self.asker.publish("any", b"")  # Each call gives back what the worker does not use any more.
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        for name, call in calls.items():
+            with self.subTest(name):
+                self.run_async(main(call))
 
     def test_cancel(self):
         async def main():

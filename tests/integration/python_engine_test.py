@@ -3,14 +3,17 @@
 """What the plug-ins for engines have in common: receives that another thread cancels, that have a deadline, and that
 end when the peer is gone; one line of log for each change of path."""
 import asyncio
+import gc
 import logging
 import signal
 import threading
 import types
 import unittest
+import weakref
 
 from python_support import PATIENCE, start_script, tensorlane, wait_until
 
+import numpy
 from tensorlane import _engine
 
 OWNER = """
@@ -70,6 +73,38 @@ class Engines(unittest.TestCase):
         threading.Timer(0.1, receive.cancel).start()
         self.assertRaises(tensorlane.Cancelled, receive.wait)
         self.assertEqual(self.peer.users, 0)
+
+    def test_a_signal_as_the_value_comes(self):
+        """The next wait has it."""
+        def wait(results):
+            while not results:
+                queue.wait(results)
+            raise KeyboardInterrupt
+
+        receive = self.receive(["a"])
+        queue, receive._queue = receive._queue, types.SimpleNamespace(wait=wait)
+        self.assertRaises(KeyboardInterrupt, receive.wait)
+        receive._queue = queue
+        self.assertEqual(receive.wait(0)[0].nbytes, 100000)
+
+    def test_memory_of_receives_that_fail(self):
+        """It is given back without the collector of cycles."""
+        async def main(receive):
+            into = numpy.zeros(5)
+            gone = weakref.ref(into)
+            try:
+                await receive(into)
+            except tensorlane.DeadlineExceeded:  # assertRaises would clear the frames.
+                del into
+            while gone() is not None:
+                await asyncio.sleep(0.005)
+                self.endpoint.worker.publish("any", b"")  # Each call gives back what the worker does not use any more.
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        for receive in (lambda into: self.endpoint.receive_async(self.peer, "none", into, 0.01),
+                        lambda into: self.endpoint.receive_all(self.peer, ["none"], [into], 0.01)):
+            asyncio.run(asyncio.wait_for(main(receive), PATIENCE))
 
     def test_deadlines(self):
         self.assertRaises(tensorlane.DeadlineExceeded, self.receive(["none"], 0.2).wait)

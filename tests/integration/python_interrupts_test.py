@@ -107,7 +107,7 @@ class Interrupts(WorkersCase):
         warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that nothing awaits after an interrupt
         for name, call in calls.items():
             for place in itertools.count():
-                with Interrupt(place, name, "_request", "_result", "__init__") as interrupt:
+                with Interrupt(place, name, "_request", "__init__") as interrupt:
                     task = self.loop.create_task(call())
                     try:
                         self.run_once()

@@ -205,7 +205,7 @@ class Out(unittest.TestCase):
                 self.assertEqual(memoryview(tensor.as_bytes()).nbytes, tensor.nbytes)
                 with self.assertRaisesRegex(BufferError, name):
                     memoryview(tensor)
-                with self.assertRaisesRegex(TypeError, f"{name}; install ml_dtypes|no array like .* {name}"):
+                with self.assertRaisesRegex(TypeError, f"{name}; install a current ml_dtypes|no array like .* {name}"):
                     numpy.asarray(tensor)
                 again = tensorlane.wrap(OnlyDlpack(tensor))
                 self.assertEqual((again.dtype, again.shape), (name, (2, 4)))
@@ -213,12 +213,21 @@ class Out(unittest.TestCase):
     def test_dtypes_of_another_package(self):
         """ml_dtypes is not in Debian: here something of the same shape is in its place."""
         values = numpy.arange(4, dtype="u2")
-        stand_in = types.SimpleNamespace(dtype=types.SimpleNamespace(name="bfloat16", itemsize=2), view=values.view)
+        dtype = types.SimpleNamespace(name="bfloat16", itemsize=2, isnative=True)
+        stand_in = types.SimpleNamespace(dtype=dtype, view=values.view)
         tensor = tensorlane._tensorlane._wrap_as(*_arrays.describe(stand_in))
         self.assertEqual((tensor.dtype, tensor.shape), ("BF16", (4,)))
         with mock.patch.dict(sys.modules, ml_dtypes=types.SimpleNamespace(bfloat16=numpy.dtype("u2"))):
             array = numpy.asarray(tensor)
         numpy.testing.assert_array_equal(array, values)
+        dtype.isnative = False
+        with self.assertRaisesRegex(tensorlane.InvalidArgument, "bfloat16 are in the other byte order"):
+            _arrays.describe(stand_in)
+
+    def test_dtypes_that_an_older_version_of_the_package_lacks(self):
+        with (mock.patch.dict(sys.modules, ml_dtypes=types.SimpleNamespace()),
+              self.assertRaisesRegex(TypeError, "F8_E8M0; install a current ml_dtypes")):
+            numpy.asarray(tensorlane.empty((1,), "F8_E8M0"))
 
     def test_arrays_that_are_asked_for(self):
         values = numpy.arange(4, dtype="f4")

@@ -6,6 +6,8 @@ import gc
 import json
 import os
 import pathlib
+import pickle
+import select
 import signal
 import sys
 import tempfile
@@ -170,6 +172,9 @@ class Calls(WorkersCase):
         there, absent = error.results
         self.assertEqual((bytes(there), type(absent), absent.key), (b"1", tensorlane.DeadlineExceeded, "absent"))
         self.assertEqual(error.key, ("there", "absent"))
+        again = pickle.loads(pickle.dumps(error))  # without the tensors
+        self.assertEqual((type(again), str(again), again.peer, again.key, again.results),
+                         (type(error), str(error), error.peer, error.key, None))
         there, absent = self.asker.recv_many_wait(self.peer, ["there", "absent"], min_count=1)
         self.assertEqual((bytes(there), type(absent)), (b"1", tensorlane.Cancelled))
         there, absent = self.asker.recv_many_wait(self.peer, ["there", "absent"], min_count=1, group_timeout=60)
@@ -351,6 +356,15 @@ class BlockingSubscriptions(WorkersCase):
         self.assertEqual(steps, [(step, str(step).encode()) for step in range(6)])
         gc.collect()
         wait_until(lambda: self.asker.counters()["open_operations"] == 0, "the subscription that was left has ended")
+
+    def test_a_timeout_of_0(self):
+        """What has come is there."""
+        with self.asker.subscribe_wait(self.peer, "weights", timeout=0) as subscription:
+            self.assertRaises(tensorlane.DeadlineExceeded, next, subscription)
+            self.owner.publish("weights", b"", step=1)
+            self.assertTrue(select.select([subscription._queue], [], [], python_support.PATIENCE)[0])
+            self.assertEqual(next(subscription).step, 1)
+            self.assertRaises(tensorlane.DeadlineExceeded, next, subscription)
 
     def test_into_and_timeout(self):
         into = [numpy.zeros(4, numpy.int64) for _ in range(2)]
