@@ -19,6 +19,7 @@ import asyncio
 import bisect
 import collections
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import logging
@@ -86,6 +87,20 @@ def _up(slot, index):
 def _down(client, slot, index):
     """The key under which the owner shows a block that a client is to receive."""
     return f"kv/down/{client}/{slot}/{index}"
+
+
+def _view(buffer):
+    """Returns the bytes of a buffer. One without bytes is not cast, because that fails for some shapes."""
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
+
+
+def _is_key(key):
+    try:
+        key.encode()
+    except (AttributeError, UnicodeEncodeError):
+        return False
+    return True
 
 
 def _copy(into, source):
@@ -165,7 +180,11 @@ class Room:
 def _host_towards(address):
     """The address of this machine from which packets to another one go. None is sent."""
     host, port = address.rsplit(":", 1)
-    family, kind, protocol, _, name = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+    except UnicodeError:
+        raise Unavailable(f"{host} is no name of a host") from None
+    family, kind, protocol, _, name = found[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(name)
         return probe.getsockname()[0]
@@ -389,20 +408,26 @@ class Owner:
                 except (Error, MemoryError) as error:
                     _logger.warning("the clients are not looked at for a second: %r", error)
                     continue
-                for name, client in list(self._clients.items()):
-                    try:
-                        self._endpoint.check(client.peer, info=infos.get(client.peer.number))
-                    except Error as error:
-                        _logger.info("%s", error)
-                        client.task.cancel()
-                    if client.task.done():
-                        self._endpoint.use(client.peer, -1)
-                        del self._clients[name]
+                for name in list(self._clients):
+                    self._look_at(name, infos)
                 if hellos.done():
                     hellos.result()
         finally:
             for task in [hellos, *(client.task for client in self._clients.values())]:
                 task.cancel()
+
+    def _look_at(self, name, infos):
+        """Lets go of a client that has gone."""
+        client = self._clients[name]
+        try:
+            self._endpoint.check(client.peer, info=infos.get(client.peer.number))
+        except Error as error:
+            _logger.info("%s", error)
+            client.task.cancel()
+        if client.task.done():
+            self._endpoint.use(client.peer, -1)
+            del self._clients[name]
+            client.task = client.stage = None  # The exception of the task refers to the client.
 
     async def _hear(self):
         """Takes in clients that say that they are there."""
@@ -450,8 +475,6 @@ class Owner:
                 self.blocks.release((name, done))
             self.blocks.use(request.get("used", ()))
             keys = request["keys"] if isinstance(request["keys"], list) else []
-            for key in keys:
-                key.encode()  # what cannot be encoded is no key
             answer = await self._do(name, client, number, request, keys)
         except Exception as error:
             _logger.info("request %d of %s: %r", number, peer.address, error)
@@ -497,7 +520,7 @@ class Owner:
                 raise ValueError("there is not one size and place for each key")
         if places is not None and not await self._has_stage(client):
             return "no place"
-        taken = [self.blocks.reserve(size) for size in sizes]
+        taken = [self.blocks.reserve(size) if _is_key(key) else None for key, size in zip(keys, sizes)]
         chosen = [(index, block) for index, block in enumerate(taken) if block is not None]
         try:
             if places is not None:
@@ -700,17 +723,19 @@ class Client:
             if not begun:
                 coroutine.close()  # It was not submitted, and Python would warn that nothing awaited it.
             raise
+        finally:
+            begun.clear()  # The exception of the task refers to this frame, and so to the caller's memory.
 
     async def set_async(self, keys: Sequence[str], blocks: Sequence[Buffer]) -> list[bool]:
         """As set, for submit."""
-        blocks = [memoryview(block).cast("B") for block in blocks]
+        keys, blocks = list(keys), [_view(block) for block in blocks]
         if len(blocks) != len(keys):
             raise ValueError(f"there are {len(keys)} keys and {len(blocks)} blocks")
         return await self._guarded(keys, self._set(keys, blocks))
 
     async def get_async(self, keys: Sequence[str], into: Sequence[Buffer]) -> list[bool]:
         """As get, for submit."""
-        into = [memoryview(one).cast("B") for one in into]
+        into = [_view(one) for one in into]
         if len(into) != len(keys):
             raise ValueError(f"there are {len(keys)} keys and memory for {len(into)} blocks")
         if any(one.readonly for one in into):
@@ -723,7 +748,7 @@ class Client:
 
     async def remove_async(self, keys: Sequence[str]) -> list[bool]:
         """As remove, for submit."""
-        return await self._guarded(keys, self._ask({"do": "remove", "keys": keys}))
+        return await self._guarded(keys, self._ask({"do": "remove", "keys": list(keys)}))
 
     async def _describe(self):
         return await self._guarded([], self._ask({"do": "describe", "keys": []}))
@@ -739,6 +764,7 @@ class Client:
             self._last_failure = None
             return result
         except (Error, OSError) as error:
+            error.__traceback__ = None  # It refers to the caller's memory, and self._meeting may refer to the error.
             text = re.sub(r"[\da-f]+", "N", str(error))
             if text != self._last_failure:
                 self._logger.warning("the cache at %s is not used: %s", self._owner, error)
@@ -765,6 +791,7 @@ class Client:
             # Nothing writes to the caller's memory any more when this returns.
             task.cancel()
             await _engine.until_done(task)
+            del task  # Its exception refers to this frame, and so to the caller's memory.
 
     def _peer(self):
         return self._endpoint.peer(self._owner)
@@ -989,6 +1016,7 @@ class LMCacheClient:
         self._client = Client(address, timeout, host, _lmcache_logger())
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._event_lock = threading.Lock()
+        self._process = os.getpid()
         self._done = collections.deque()
         self._number = 0
 
@@ -1018,6 +1046,8 @@ class LMCacheClient:
 
     def drain_completions(self) -> list[tuple[int, bool, str, typing.Optional[list[bool]]]]:
         """Returns (number, whether all is well, error, result of each key) of what has ended."""
+        if os.getpid() != self._process:
+            raise FailedPrecondition(FORKED)
         with self._event_lock:
             try:
                 if self._event >= 0:
@@ -1031,6 +1061,8 @@ class LMCacheClient:
 
     def close(self) -> None:
         """As Client.close."""
+        if os.getpid() != self._process:
+            return
         self._client.close()
         with self._event_lock:
             event, self._event = self._event, -1
@@ -1045,13 +1077,15 @@ class LMCacheClient:
         return number
 
     def _complete(self, number, call, future):
-        try:
+        if os.getpid() != self._process:
+            return  # The descriptor is the parent's, and another thread of the parent may have had the lock.
+        if future.cancelled() or future.exception() is not None:  # Raised here, it would refer to the future.
+            self._done.append((number, False, "" if future.cancelled() else str(future.exception()), None))
+        else:
             results = future.result()
             is_store = call == self._client.set_async
             error = "the owner does not have all blocks" if is_store and not all(results) else ""
             self._done.append((number, not error, error, results))
-        except (Exception, concurrent.futures.CancelledError) as error:
-            self._done.append((number, False, str(error), None))
         with self._event_lock:
             if self._event >= 0:
                 os.eventfd_write(self._event, 1)
@@ -1068,12 +1102,19 @@ def _size(text):
     return size
 
 
+def _seconds(text):
+    with contextlib.suppress(ValueError):
+        if float(text) >= 0:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, such as 3600")
+
+
 def main() -> None:
     """The program of an owner: python -m tensorlane.kv --help."""
     parser = argparse.ArgumentParser(prog="python -m tensorlane.kv", description="Owns a cache of blocks.")
     parser.add_argument("--address", required=True, help="HOST:PORT, where engines reach it; port 0 is any")
     parser.add_argument("--limit", required=True, type=_size, help="bytes of all blocks, such as 64GiB")
-    parser.add_argument("--ttl", type=float, default=0, help="seconds until a block ends (0: never)")
+    parser.add_argument("--ttl", type=_seconds, default=0, help="seconds until a block ends (0: never)")
     parser.add_argument("--settings", help="a file with settings of the worker (docs/config.md)")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")

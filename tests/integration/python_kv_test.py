@@ -3,6 +3,7 @@
 """tensorlane.kv: blocks at an owner that several clients share, its limits, and processes that die."""
 import asyncio
 import concurrent.futures
+import ctypes
 import gc
 import json
 import os
@@ -18,6 +19,7 @@ import time
 import unittest
 import unittest.mock
 import warnings
+import weakref
 
 from cli_support import free_ports
 from python_support import (PACKAGES, PATIENCE, SANITIZE, run_script, start_script, tensorlane, wait_until,
@@ -120,6 +122,22 @@ class Blocks(Owned):
         self.assertEqual(self.cache.set(keys, [block(i) for i in range(len(keys))]), [True] * len(keys))
         self.assertEqual(self.get(keys), [block(i) for i in range(len(keys))])
 
+    def test_keys_that_are_none(self):
+        """A key that UTF-8 lacks fails alone. A text is a list of keys, as it is for Python."""
+        self.assertEqual(self.cache.set(["good", "\ud800"], [block(1), block(2)]), [True, False])
+        self.settle()
+        self.assertEqual(self.get(["\ud800", "good"]), [None, block(1)])
+        self.assertEqual(self.cache.remove(["\ud800", "good"]), [False, True])
+        self.assertEqual(self.cache.set("ab", [block(3), block(4)]), [True, True])
+        self.assertEqual(self.get(["a", "b"]), [block(3), block(4)])
+        self.assertEqual(self.cache.remove("ab"), [True, True])
+
+    def test_blocks_without_bytes(self):
+        for empty in (bytearray(), memoryview((ctypes.c_int * 0 * 3)()), memoryview((ctypes.c_int * 3 * 0)())):
+            with self.subTest(shape=memoryview(empty).shape):
+                self.assertEqual(self.cache.set(["empty", "k1"], [empty, block(1)]), [True, True])
+                self.assertEqual(self.cache.get(["empty", "k1"], [empty, bytearray(BLOCK)]), [True, True])
+
     def test_more_than_the_memory_for_what_is_set(self):
         size = kv.STAGE_BYTES // 8 - 1
         with unittest.mock.patch.object(kv, "STAGE_BYTES", 2 * BLOCK):
@@ -161,6 +179,14 @@ class Program(Owned):
                                 env={**os.environ, "PYTHONPATH": str(PACKAGES)})
         self.assertEqual(result.returncode, 2)
         self.assertIn("is no size", result.stderr)
+
+    def test_times_that_are_none(self):
+        for ttl in ("-3", "nan", "soon"):
+            result = subprocess.run([sys.executable, "-m", "tensorlane.kv", "--address", "nowhere", "--limit", "1MiB",
+                                     "--ttl", ttl], text=True, capture_output=True, check=False,
+                                    env={**os.environ, "PYTHONPATH": str(PACKAGES)})
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(f"'{ttl}' is no number of seconds", result.stderr)
 
     def test_what_keeps_it_from_starting(self):
         nowhere = str(pathlib.Path(tempfile.gettempdir()) / "nowhere.json")
@@ -586,6 +612,25 @@ class Limits(Owned):
 
         asyncio.run(serve())
 
+    def test_the_memory_of_a_client_that_has_gone(self):
+        """The owner lets go of it without the collector of cycles."""
+        async def serve():
+            owner = kv.Owner("127.0.0.1:0", 1 << 20, config={"log": {"level": "error"}})
+            serving = asyncio.ensure_future(owner.run())
+            with kv.Client(owner.address, timeout=PATIENCE) as client:
+                self.assertEqual(await asyncio.wrap_future(client.submit(client.set_async, ["a"], [b"a"])), [True])
+            stage = weakref.ref(next(iter(owner._clients.values())).stage)
+            next(iter(owner._clients.values())).task.cancel()  # as when the client cannot be reached for some time
+            while stage() is not None:
+                await asyncio.sleep(0.005)
+            serving.cancel()
+            await asyncio.wait([serving])
+            owner.worker.close()
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        asyncio.run(asyncio.wait_for(serve(), PATIENCE))
+
     def test_an_owner_without_memory_to_look_at_its_clients(self):
         """It goes on, and looks at them later."""
         async def serve():
@@ -724,11 +769,43 @@ class Failures(Owned):
                 kv.Client(address).close()
 
     def test_a_name_that_is_none(self):
-        client = kv.Client("no-such-host.invalid:4700")
-        with self.assertLogs("tensorlane.kv", "WARNING"):
-            self.assertEqual(client.exists(["a"]), [False])
-        client.close()
-        self.assertRaises(RuntimeError, client.exists, ["a"])
+        for address in ("no-such-host.invalid:4700", "a..b:4700"):
+            client = kv.Client(address)
+            with self.assertLogs("tensorlane.kv", "WARNING"):
+                self.assertEqual(client.exists(["a"]), [False])
+            client.close()
+            self.assertRaises(RuntimeError, client.exists, ["a"])
+
+    def test_memory_of_calls_that_fail(self):
+        """It is given back without the collector of cycles."""
+        def fail(client, keys, into):
+            try:
+                self.assertEqual(client.get(keys, into), [False] * len(keys))
+            except TypeError:  # assertRaises would clear the frames.
+                pass
+
+        def is_free(memory):
+            try:
+                memory.append(0)
+            except BufferError:
+                return False
+            return True
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        nowhere = kv.Client("no-such-host.invalid:4700")
+        self.addCleanup(nowhere.close)
+        for client, keys, *others in ((nowhere, ["a"]), (self.cache, ["a", "b"], b"read-only"),
+                                      (self.cache, [b"no text"])):
+            with self.subTest(keys=keys):
+                memory = bytearray(10)
+                fail(client, keys, [memory, *others])
+                wait_until(lambda: is_free(memory), "nothing refers to the memory")
+        memory, calls = bytearray(10), kv.LMCacheClient(self.address)
+        self.addCleanup(calls.close)
+        calls.submit_batch_get(["a", "b"], [memory, b"read-only"])
+        wait_until(calls.drain_completions, "the call fails")
+        wait_until(lambda: is_free(memory), "nothing refers to the memory")
 
     def test_a_client_that_dies_while_it_sets(self):
         script = f"""if True:
@@ -1198,6 +1275,38 @@ class LMCacheCalls(Owned):
         self.assertEqual(client.drain_completions(), [])
         client.close()
         self.assertEqual(client.drain_completions(), [])
+
+    @without_address_sanitizer
+    def test_fork(self):
+        """The child does not take the lock, which a thread of the parent may have at that moment."""
+        client, may_end = kv.LMCacheClient(self.address), threading.Event()
+        self.addCleanup(client.close)
+        self.addCleanup(may_end.set)
+
+        async def wait(keys):
+            await asyncio.get_running_loop().run_in_executor(None, may_end.wait)
+            return keys
+
+        client._submit(wait, [True])
+        with client._event_lock:
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    self.assertRaises(tensorlane.FailedPrecondition, client.drain_completions)
+                    client.close()
+                    status = 7
+                finally:
+                    os._exit(status)
+        try:
+            wait_until(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG), "the child ends")
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            status = os.waitpid(pid, 0)[1]
+        self.assertEqual(os.waitstatus_to_exitcode(status), 7)
+        self.assertEqual(client.drain_completions(), [])
+        may_end.set()
+        wait_until(client.drain_completions, "the call of the parent ends")
 
     def test_a_client_that_is_dropped(self):
         """Its descriptor is closed."""
