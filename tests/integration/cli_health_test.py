@@ -262,11 +262,12 @@ class Probe(HealthCase):
         self.assert_error(2, "has no port", "health", "-addr=:")
 
     def test_the_probe_of_the_container_takes_flags(self):
+        """It ends with 0 or 1; what other codes mean is not said for containers."""
         text = (cli_support.SOURCE / "deploy/Containerfile").read_text(encoding="ascii")
         probe = text.split("HEALTHCHECK ")[1].split(" CMD ")[1].split("\n")[0]
         cluster = self.cluster(ps=1)
         cluster.start()
-        for flags, code in (("", 0), (" -connect-timeout 60s -rpc-timeout=60s", 0), (" -service no.such", 3)):
+        for flags, code in (("", 0), (" -connect-timeout 60s -rpc-timeout=60s", 0), (" -service no.such", 1)):
             result = subprocess.run(["/bin/sh", "-c", probe.replace("tensorlane", cli_support.PROGRAM)], check=False,
                                     env=environment(TENSORLANE_PROBE=cluster.address() + flags), capture_output=True,
                                     text=True, timeout=cli_support.PATIENCE)
