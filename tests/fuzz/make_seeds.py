@@ -558,6 +558,7 @@ def services_seeds_of_links():
     twice = up + give(0, requests("o1", "o1")) + take(0) * 2 + drop(0) + TIME_IS_UP
     yield "sent_reserved", b"\0" + send_own(640, 3) + send_own(64, 3, 1) + twice + ask(
         RECEIVE, pb.ReceiveRequest(key="o1"))
+    yield "requests_of_two_rounds", b"\0" + up + give(0, requests(*map(str, range(600)))) + take(0) + drop(0)
     steps = b"".join(give(0, requests("o1", first=step + 1, step=step)) for step in range(40))
     yield "steps_of_a_key", b"\0" + up + steps + send_own(64, 3, 3) + give(0, pb.Frame(cancels=[2, 40])) + take(0) * 3
     waits = up + give(0, requests("w", "o1", step=1)) + call(RECEIVE) + give(
