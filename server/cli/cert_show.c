@@ -24,7 +24,7 @@
 struct showing {
     const char *path;
     struct tl_certificate_facts facts;
-    int64_t days_left; /* begun ones count; negative: those since its end */
+    int64_t days_left; /* a day that has begun counts; negative: it expired so many days ago */
     bool is_usable;
     struct tl_error warnings[MAX_WARNINGS];
     size_t warning_count;

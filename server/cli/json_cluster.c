@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 #include <jansson.h>
+#include <libgen.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -92,12 +93,11 @@ static enum tl_status read_settings(const char *path, json_t **ret_root, struct 
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "--settings %s: %s", path,
                             root ? "not a JSON object" : error.text);
     }
-    const char *slash = strrchr(path, '/');
-    char *folder = slash ? strndup(path, (size_t)(slash - path)) : strdup(".");
-    char *whole = folder ? absolute_folder(slash == path ? "/" : folder) : NULL;
-    bool is_done = whole && resolve(root, whole);
+    char *copy = strdup(path); /* dirname changes it */
+    char *folder = copy ? absolute_folder(dirname(copy)) : NULL;
+    bool is_done = folder && resolve(root, folder);
+    free(copy);
     free(folder);
-    free(whole);
     if (!is_done) {
         json_decref(root);
         return no_memory(ret_error);

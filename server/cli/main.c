@@ -107,8 +107,8 @@ static int run_help(int argc, char **argv)
     return command->run(2, arguments);
 }
 
-/* Opens /dev/null for standard descriptors that are closed, so that using them fails. One that would be closed in
- * another program was not inherited: gRPC opens one before main to see whether it can, and leaves it open. */
+/* Opens /dev/null for standard descriptors that are closed, so that using them fails. One with FD_CLOEXEC was closed,
+ * too, when the program began: gRPC opens a descriptor before main, and leaves it open. */
 static void protect_descriptors(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,26 +65,19 @@ static enum tl_status read_stdin(struct tl_serve_config *config, char **ret_text
     return tl_config_parse(*ret_text, *ret_len, "standard input", NULL, &config->config, ret_error);
 }
 
-/* The folder of a file, in which its relative paths begin; NULL for the current one. False: no memory. */
-static bool folder_of(const char *path, char **ret_folder)
-{
-    const char *slash = strrchr(path, '/');
-    *ret_folder = slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : NULL;
-    return !slash || *ret_folder;
-}
-
 static enum tl_status read_file(const char *path, struct tl_serve_config *config, char **ret_text, size_t *ret_len,
                                 struct tl_error *ret_error)
 {
-    char *folder = NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return tl_error_set_errno(ret_error, errno, "%s: cannot open the configuration", path);
     enum tl_status status = read_all(fd, path, ret_text, ret_len, ret_error);
     close(fd);
-    if (status == TL_OK && !folder_of(path, &folder))
-        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for its folder", path);
-    if (status == TL_OK) status = tl_config_parse(*ret_text, *ret_len, path, folder, &config->config, ret_error);
-    free(folder);
+    if (status != TL_OK) return status;
+    char *copy = strdup(path); /* dirname changes it */
+    if (!copy) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for its folder", path);
+    const char *folder = strchr(path, '/') ? dirname(copy) : NULL;
+    status = tl_config_parse(*ret_text, *ret_len, path, folder, &config->config, ret_error);
+    free(copy);
     return status;
 }
 

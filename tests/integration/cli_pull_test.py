@@ -389,6 +389,8 @@ class Refused(PullCase):
         shown = json.loads(result.stdout)
         self.assertEqual((shown["tensors"], shown["complete"], shown["failed"]), (0, False, 1))
         self.assertIn("nothing published matches", shown["error"])
+        result = self.assert_run(1, "pull", "--address", "127.0.0.1:1", "-o", self.out(), "--json")
+        self.assertIsNone(json.loads(result.stdout)["failed"])  # which tensors there are is not known
 
     def test_names_do_not_reach_the_terminal_as_they_are(self):
         self.serve({"\x1b[31mred": ("F32", (1,), b"abcd")})

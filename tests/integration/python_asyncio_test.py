@@ -94,9 +94,7 @@ class Awaitables(WorkersCase):
                 await call(memory)
             except tensorlane.Error:  # assertRaises would clear the frames.
                 del memory
-            while gone() is not None:
-                await asyncio.sleep(0.005)
-                self.asker.publish("any", b"")  # Each call gives back what the worker does not use any more.
+            await python_support.until_gone(gone, self.asker)
 
         gc.disable()
         self.addCleanup(gc.enable)

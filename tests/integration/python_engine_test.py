@@ -11,7 +11,7 @@ import types
 import unittest
 import weakref
 
-from python_support import PATIENCE, start_script, tensorlane, wait_until
+from python_support import PATIENCE, start_script, tensorlane, until_gone, wait_until
 
 import numpy
 from tensorlane import _engine
@@ -96,9 +96,7 @@ class Engines(unittest.TestCase):
                 await receive(into)
             except tensorlane.DeadlineExceeded:  # assertRaises would clear the frames.
                 del into
-            while gone() is not None:
-                await asyncio.sleep(0.005)
-                self.endpoint.worker.publish("any", b"")  # Each call gives back what the worker does not use any more.
+            await until_gone(gone, self.endpoint.worker)
 
         gc.disable()
         self.addCleanup(gc.enable)

@@ -6,6 +6,7 @@ with it. AddressSanitizer looks for no leaks then, because Python leaves much to
 ThreadSanitizer sees what the package and the library do, and the locks of Python; its library is gcc's, because that of
 clang, which compiles them, cannot be loaded in front of a program.
 """
+import asyncio
 import os
 import pathlib
 import subprocess
@@ -66,6 +67,13 @@ def wait_until(condition, what):
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not so after {PATIENCE} s")
         time.sleep(0.005)
+
+
+async def until_gone(reference, worker):
+    """Waits until nothing refers to an object. Each call gives back what the worker does not use any more."""
+    while reference() is not None:
+        await asyncio.sleep(0.005)
+        worker.publish("any", b"")
 
 
 # What a script begins with: two workers, as in WorkersCase.
