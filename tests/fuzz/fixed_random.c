@@ -22,7 +22,7 @@ void fixed_random_begin(void)
     state = 0;
 }
 
-/* splitmix64, whose numbers differ for 2^64 calls; no input lives to see the 0 among them. */
+/* splitmix64. None of its first numbers is 0, which tl_random_u64 never returns. */
 uint64_t __wrap_tl_random_u64(void)
 {
     if (!has_begun) return __real_tl_random_u64();
