@@ -374,6 +374,9 @@ class Worker(_tensorlane.Worker):
 
     def publish_state_dict(self, state, step=0, *, prefix="model", copies=False):
         items = _state_dict.prepare(state, prefix, copies)
+        for other in self._state_keys.keys() - {prefix}:
+            for key in self._state_keys[other].intersection(key for key, _ in items):
+                raise AlreadyExists(f"{key} is part of the state dict under {other}; use another prefix", key=key)
         published = self._state_keys.setdefault(prefix, set())
         for key, tensor in items:
             self.publish(key, tensor, step)

@@ -420,7 +420,8 @@ class Worker:
         must not change until it is published again or withdrawn.
         Raises what publish and wrap raise, and TypeError: a name is no str. All names, which go into keys after the
         prefix, are checked before anything is published; what was published before another error stays until it is
-        published again or withdrawn. Unimplemented: a DTensor.
+        published again or withdrawn. Unimplemented: a DTensor. AlreadyExists: a key is that of a state dict under
+        another prefix, such as the tensor "ema" under "model" and the state dict under "model/ema".
         """
     def withdraw_state_dict(self, prefix: str = "model") -> None:
         """Ends the publication of all tensors under the prefix. Raises NotFound: there is none."""

@@ -236,6 +236,17 @@ class StateDicts(WorkersCase):
         with self.assertRaises(tensorlane.NotFound):
             self.owner.withdraw_state_dict()
 
+    def test_prefixes_with_a_key_in_common(self):
+        """The second state dict would be published in place of a tensor of the first one."""
+        self.owner.publish_state_dict({"ema": numpy.ones(3)})
+        with self.assertRaisesRegex(tensorlane.AlreadyExists, "model/ema is part .* under model; use") as caught:
+            self.owner.publish_state_dict(model_of(1), prefix="model/ema")
+        self.assertEqual(caught.exception.key, "model/ema")
+        self.assertEqual(self.owner.counters()["published_tensors"], 2)
+        self.owner.publish_state_dict({"mean": numpy.ones(3)})
+        self.owner.publish_state_dict(model_of(1), prefix="model/ema")
+        self.assert_is(self.asker.pull_state_dict_wait(self.peer, prefix="model/ema")[0], 1)
+
     def test_names_that_go_meanwhile(self):
         """A pull that has the index of a step, of which tensors are withdrawn then, brings the later step."""
         for pull in (self.asker.pull_state_dict_wait,
