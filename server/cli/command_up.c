@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -319,6 +320,13 @@ static int run(struct up *up)
     return TL_EXIT_FAILED;
 }
 
+/* Whether it is the standard input, or a pipe such as a shell makes of <(command). */
+static bool can_be_read_once(const char *path)
+{
+    struct stat status;
+    return strcmp(path, "-") == 0 || (stat(path, &status) == 0 && !S_ISREG(status.st_mode));
+}
+
 int tl_command_up(int argc, char **argv)
 {
     struct up up = {.ready_ns = DEFAULT_READY_NS, .notify_fd = -1, .signal_fd = -1, .due_ns = TL_TIME_NEVER};
@@ -346,8 +354,9 @@ int tl_command_up(int argc, char **argv)
     if (code < 0 && first < argc) code = tl_options_refuse(&options, "unexpected argument %s", argv[first]);
     if (code < 0 && !up.launch.config_path && !tl_config_tf_text())
         code = tl_options_refuse(&options, "which cluster? --config FILE");
-    if (code < 0 && up.launch.config_path && strcmp(up.launch.config_path, "-") == 0)
-        code = tl_options_refuse(&options, "--config -: every worker reads the file by itself, so it must be one");
+    if (code < 0 && up.launch.config_path && can_be_read_once(up.launch.config_path))
+        code = tl_options_refuse(&options, "--config %s: every worker reads the file by itself, so it must be one",
+                                 up.launch.config_path);
     if (code < 0) code = run(&up);
     if (up.notify_fd >= 0) close(up.notify_fd);
     if (up.signal_fd >= 0) close(up.signal_fd);

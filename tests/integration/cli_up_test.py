@@ -234,6 +234,9 @@ class Up(TlsCase):
         bad = self.folder / "bad.json"
         bad.write_text("{}")
         self.assert_error(1, "bad.json:1:1", "up", "--config", bad)
+        os.mkfifo(self.folder / "pipe")
+        for once in ("-", self.folder / "pipe"):
+            self.assert_error(2, f"--config {once}: every worker reads the file by itself", "up", "--config", once)
 
     def test_from_tf_config(self):
         port = free_ports(1)[0]
