@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fuzz campaign in an empty folder goes on with the counts and the corpora that the repository keeps, and it takes an
 edge for new only when no slice before has reached it."""
+import contextlib
 import importlib.machinery
 import importlib.util
+import io
 import json
 import pathlib
 import subprocess
@@ -68,7 +70,8 @@ def wrong_news(folder):
         ("with another edge of that function", slice_of(4, (2, 3, 4), (8,)), True),
     ]
     for name, said, is_news in slices:
-        campaign.count("npy", 0, said, 1.0)
+        with contextlib.redirect_stdout(io.StringIO()):
+            campaign.count("npy", 0, said, 1.0)
         if (campaign.state["targets"]["npy"]["news_seconds"] == campaign.state["targets"]["npy"]["seconds"]) != is_news:
             yield f"a slice {name} is {'not ' if is_news else ''}taken for news"
 
