@@ -17,28 +17,46 @@
 #define NEAREST_KEYS 1000
 #define NEAREST_WORK (UINT64_C(8) << 20)
 
-/* Gives the publication to all waiters for at most its step, and to subscriptions. */
-static void offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,
-                              struct tl_list *deferred_calls)
+/* Gives the publication to all waiters of the place; NULL is accepted. */
+static void offer_at_place(struct tl_rendezvous *table, const struct tl_table_publication *publication,
+                           struct tl_table_place *place, struct tl_list *deferred_calls)
 {
-    TL_LIST_FOREACH_SAFE(&publication->name->places, link)
-    {
-        struct tl_table_place *place = TL_CONTAINER_OF(link, struct tl_table_place, name_link);
-        if (place->step->step > publication->step) continue;
-        place->hash.use_count++;
-        while (!tl_list_is_empty(&place->waiters)) {
-            struct tl_offer offer;
-            tl_table_publication_offer(publication, &offer);
-            tl_table_waiter_conclude(table, tl_table_waiter_at(place->waiters.next), NULL, &offer, deferred_calls);
-        }
-        tl_table_place_put(table, place);
+    table->publish_visits++;
+    if (place == NULL || place->step->step > publication->step) return;
+    place->hash.use_count++;
+    while (!tl_list_is_empty(&place->waiters)) {
+        struct tl_offer offer;
+        tl_table_publication_offer(publication, &offer);
+        tl_table_waiter_conclude(table, tl_table_waiter_at(place->waiters.next), NULL, &offer, deferred_calls);
     }
-    tl_table_subscriptions_offer_publication(table, publication, deferred_calls);
+    tl_table_place_put(table, place);
 }
 
-/* Replaces the publication of the key by one of the tensor. Returns NULL without memory. */
+/* Gives the publication to all waiters for at most its step. None waits for a step before `from_step`, so that most
+ * often the version that comes next has one place to look at, however many there are. */
+static void offer_to_waiters(struct tl_rendezvous *table, const struct tl_table_publication *publication,
+                             uint64_t from_step, struct tl_list *deferred_calls)
+{
+    struct tl_table_name *name = publication->name;
+    if (name->waiter_count == 0 || publication->step < from_step) return;
+    uint64_t last = publication->step - from_step;
+    if (last < name->place_count) {
+        for (uint64_t i = 0; i <= last && name->waiter_count > 0; i++)
+            offer_at_place(table, publication, tl_table_place_find(table, name, from_step + i), deferred_calls);
+        return;
+    }
+    TL_LIST_FOREACH_SAFE(&name->places, link)
+    {
+        if (name->waiter_count == 0) return;
+        offer_at_place(table, publication, TL_CONTAINER_OF(link, struct tl_table_place, name_link), deferred_calls);
+    }
+}
+
+/* Replaces the publication of the key by one of the tensor. *ret_from_step is the first step for which receivers may
+ * wait: the former publication has served those of its own step and of earlier ones. Returns NULL without memory. */
 static struct tl_table_publication *add_publication(struct tl_rendezvous *table, const char *key, uint64_t step,
-                                                    struct tl_tensor *tensor, struct tl_list *deferred_calls)
+                                                    struct tl_tensor *tensor, uint64_t *ret_from_step,
+                                                    struct tl_list *deferred_calls)
 {
     struct tl_table_publication *publication = calloc(1, sizeof(*publication));
     if (publication == NULL) return NULL;
@@ -48,7 +66,10 @@ static struct tl_table_publication *add_publication(struct tl_rendezvous *table,
         return NULL;
     }
     struct tl_table_publication *earlier = publication->name->publication;
+    *ret_from_step = 0;
     if (earlier) {
+        /* Behind the last step there is none, and no receiver waits. */
+        *ret_from_step = earlier->step + 1;
         /* It takes the place of the former one in the list, so that walks meet the key once. */
         tl_list_insert_before(earlier->link.next, &publication->link);
         tl_table_publication_end(table, earlier, deferred_calls);
@@ -75,10 +96,13 @@ enum tl_status tl_rendezvous_publish(struct tl_rendezvous *table, const char *ke
     if (table->is_closed) {
         status = tl_error_copy(ret_error, &table->close_status);
     } else {
-        struct tl_table_publication *publication = add_publication(table, key, step, tensor, &deferred_calls);
+        uint64_t from_step;
+        struct tl_table_publication *publication =
+            add_publication(table, key, step, tensor, &from_step, &deferred_calls);
         if (publication) {
             if (ret_publication) *ret_publication = publication->number;
-            offer_publication(table, publication, &deferred_calls);
+            offer_to_waiters(table, publication, from_step, &deferred_calls);
+            tl_table_subscriptions_offer_publication(table, publication, &deferred_calls);
         } else {
             status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to publish %s", key);
         }

@@ -78,6 +78,7 @@ struct tl_table_name *tl_table_name_get(struct tl_rendezvous *table, const char 
 void tl_table_name_put(struct tl_rendezvous *table, struct tl_table_name *name)
 {
     if (--name->hash.use_count > 0) return;
+    TL_CHECK(name->waiter_count == 0);
     tl_hash_table_remove(&table->names, &name->hash);
     free(name->subscribed);
     free(name);
@@ -463,6 +464,7 @@ bool tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiv
     receiver->is_waiting = true;
     table->stats.waiting_receivers++;
     if (subscription == NULL) {
+        place->name->waiter_count++;
         tl_list_push_back(&place->waiters, &wait->link);
         tl_list_push_back(&place->step->waiters, &wait->step_link);
         return true;
@@ -493,6 +495,7 @@ void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_receiver *rec
     tl_list_remove(&wait->link);
     if (wait->subscription == NULL) {
         tl_list_remove(&wait->step_link);
+        wait->place->name->waiter_count--;
         tl_table_place_put(table, wait->place);
     } else {
         tl_table_subscription_requeue(wait->subscription);

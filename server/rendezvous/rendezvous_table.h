@@ -49,6 +49,7 @@ struct tl_table_name {
     struct tl_table_publication *publication; /* NULL: none */
     struct tl_list places;
     struct tl_table_subscribed *subscribed; /* NULL: the key had no subscription */
+    uint32_t waiter_count;                  /* waiters of all its places */
     uint32_t place_count : 31;
     bool has_index : 1; /* the places are in tl_rendezvous.places */
     char key[];
@@ -153,6 +154,7 @@ struct tl_rendezvous {
     struct tl_table_value *given_back; /* what each request of a subscription gave back last; offered */
     uint64_t value_visits;             /* how many offered values were looked at for requests of subscriptions */
     uint64_t place_visits;             /* how often the lists of offered values were looked at to put others there */
+    uint64_t publish_visits;           /* how many places were looked at for waiters of publications */
     struct tl_hash_table waiters;      /* struct tl_receiver */
     struct tl_list publications;
     struct tl_list walks;    /* struct tl_table_walk, over publications */

@@ -181,6 +181,72 @@ START_TEST(receivers_wait_for_a_version)
 }
 END_TEST
 
+/* Versions that skip steps, go back or are withdrawn: each receiver gets the first one that is new enough. */
+START_TEST(receivers_wait_for_versions_in_any_order)
+{
+    static struct receiver receivers[12];
+    for (uint64_t step = 0; step < 12; step++)
+        ask(&receivers[step], step, "key", step);
+    uint64_t number = publish("key", 2, 1);
+    for (uint64_t step = 0; step <= 2; step++)
+        assert_got(&receivers[step], number, 2, false);
+    number = publish("key", 5, 1);
+    for (uint64_t step = 3; step <= 5; step++)
+        assert_got(&receivers[step], number, 5, false);
+    publish("key", 1, 1);
+    ask(&receivers[0], 20, "key", 3);
+    ck_assert_int_eq(receivers[0].count, 0);
+    number = publish("key", 6, 1);
+    assert_got(&receivers[0], number, 6, false);
+    assert_got(&receivers[6], number, 6, false);
+    ck_assert_int_eq(tl_rendezvous_withdraw(table, "key", NULL), TL_OK);
+    ask(&receivers[1], 21, "key", 0);
+    number = publish("key", 0, 1);
+    assert_got(&receivers[1], number, 0, false);
+    ck_assert_int_eq(receivers[7].count, 0);
+    number = publish("key", UINT64_MAX, 1);
+    for (uint64_t step = 7; step < 12; step++)
+        assert_got(&receivers[step], number, UINT64_MAX, false);
+    publish("key", 3, 1);
+    ask(&receivers[2], 22, "key", UINT64_MAX);
+    ck_assert_int_eq(receivers[2].count, 0);
+    number = publish("key", UINT64_MAX, 1);
+    assert_got(&receivers[2], number, UINT64_MAX, false);
+    ck_assert_uint_eq(stats_now().waiting_receivers, 0);
+}
+END_TEST
+
+/* However many receivers wait for later versions, few places are looked at for each version. */
+START_TEST(receivers_of_later_versions_are_passed_over)
+{
+    static struct receiver receivers[61];
+    for (uint64_t step = 1; step <= 60; step++)
+        ask(&receivers[step], step, "key", step);
+    for (uint64_t step = 1; step <= 60; step++)
+        assert_got(&receivers[step], publish("key", step, 1), step, false);
+    ck_assert_uint_le(table->publish_visits, 120);
+}
+END_TEST
+
+/* Values that are sent, and a receiver that has given up: no place is looked at, since no receiver waits. */
+START_TEST(values_without_receivers_are_passed_over)
+{
+    static struct tl_sender senders[60];
+    static struct receiver receiver;
+    struct tl_tensor *tensor = make_tensor(1);
+    for (uint64_t i = 0; i < 60; i++) {
+        senders[i].over = over;
+        ck_assert_int_eq(tl_rendezvous_send(table, "key", 1000 + i, tensor, &senders[i], NULL), TL_OK);
+    }
+    tl_tensor_put(tensor);
+    ask(&receiver, 1, "key", 1);
+    ck_assert(tl_rendezvous_cancel(table, &receiver.base));
+    for (uint64_t step = 1; step <= 10; step++)
+        publish("key", step, 1);
+    ck_assert_uint_eq(table->publish_visits, 0);
+}
+END_TEST
+
 START_TEST(replaced_value_lives_on_with_its_receivers)
 {
     static struct receiver before, after;
@@ -435,6 +501,9 @@ int main(void)
     tcase_add_test(tcase, any_number_of_receivers);
     tcase_add_test(tcase, prefetching_changes_nothing);
     tcase_add_test(tcase, receivers_wait_for_a_version);
+    tcase_add_test(tcase, receivers_wait_for_versions_in_any_order);
+    tcase_add_test(tcase, receivers_of_later_versions_are_passed_over);
+    tcase_add_test(tcase, values_without_receivers_are_passed_over);
     tcase_add_test(tcase, replaced_value_lives_on_with_its_receivers);
     tcase_add_test(tcase, sent_value_comes_first);
     tcase_add_test(tcase, publication_serves_receivers_behind_a_reserved_value);
