@@ -12,10 +12,10 @@
 #include "base/text.h"
 #include "server/rendezvous/rendezvous_table.h"
 
-/* The nearest published key is searched among at most that many, and for at most that much work: the product of the
- * lengths of the keys compared, 10 ms or so. */
+/* The nearest published key is searched among at most that many. When so much work is done no other key is compared:
+ * the product of the lengths of the keys, some 100 us, during which the mutex is held. */
 #define NEAREST_KEYS 1000
-#define NEAREST_WORK (UINT64_C(8) << 20)
+#define NEAREST_WORK (UINT64_C(1) << 17)
 
 /* Gives the publication to all waiters of the place; NULL is accepted. */
 static void offer_at_place(struct tl_rendezvous *table, const struct tl_table_publication *publication,
@@ -143,8 +143,8 @@ static enum tl_status not_published(struct tl_rendezvous *table, const char *key
     TL_LIST_FOREACH(&table->publications, link)
     {
         const char *candidate = TL_CONTAINER_OF(link, struct tl_table_publication, link)->name->key;
+        if (count == NEAREST_KEYS || work >= NEAREST_WORK) break;
         work += (uint64_t)key_len * strlen(candidate);
-        if (count == NEAREST_KEYS || work > NEAREST_WORK) break;
         candidates[count++] = candidate;
     }
     const char *nearest = tl_text_nearest(key, candidates, count);

@@ -377,19 +377,18 @@ START_TEST(withdraw_looks_for_the_nearest_among_some)
     ck_assert_int_eq(tl_rendezvous_withdraw(table, "short-1x", &error), TL_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(error.message, "did you mean short-1?"));
     ck_assert_uint_eq(table_withdraw_matching(table, "short-*"), 1200);
-    /* There are long keys, with more work than is spent. The last one would be nearer than the first. */
+    /* There are long keys, with more work than is spent: one of them is compared. The last one would be nearer. */
     memset(wanted, 'x', TL_MAX_KEY_BYTES);
     wanted[TL_MAX_KEY_BYTES] = '\0';
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 10; i++) {
         memcpy(key, wanted, sizeof(key));
         snprintf(key, sizeof(key), "%03d", i);
         key[3] = 'x';
         publish(key, 1, 0);
     }
-    wanted[1] = wanted[2] = '9';
+    wanted[2] = '9';
     ck_assert_int_eq(tl_rendezvous_withdraw(table, wanted, &error), TL_NOT_FOUND);
-    ck_assert_ptr_nonnull(strstr(error.message, "did you mean 0"));
-    ck_assert_ptr_null(strstr(error.message, "did you mean 099"));
+    ck_assert_ptr_nonnull(strstr(error.message, "did you mean 000"));
 }
 END_TEST
 
