@@ -56,8 +56,9 @@ struct tl_peer_op {
     struct tl_timer deadline_timer;
     struct tl_timer retry_timer;
     int64_t submitted_ns;
-    struct tl_cq *cq; /* NULL: blocking form */
-    void *user_data;  /* blocking form: its tl_wait */
+    int64_t duration_ns; /* from then to the completion */
+    struct tl_cq *cq;    /* NULL: blocking form */
+    void *user_data;     /* blocking form: its tl_wait */
     uint64_t step;
     uint64_t bytes;
     struct tl_tensor *base;          /* a put's: the caller's, valid as long as the alias */
@@ -103,7 +104,7 @@ static void take(struct tl_cq_item *item, struct tl_completion *ret_completion)
     ret_completion->path = op->error == NULL ? op->path : TL_PATH_NONE;
     ret_completion->path_reason = op->error == NULL && op->path_reason != NULL ? op->path_reason : "";
     ret_completion->bytes = op->error == NULL ? op->bytes : 0;
-    ret_completion->duration_ns = tl_clock_now_ns() - op->submitted_ns;
+    ret_completion->duration_ns = op->duration_ns;
     ret_completion->listing = op->listing;
     ret_completion->removed_count = op->removed_count;
     tl_error_drop(op->error);
@@ -113,6 +114,7 @@ static void take(struct tl_cq_item *item, struct tl_completion *ret_completion)
 static void complete(struct tl_peer_op *op)
 {
     struct tl_worker *worker = op->worker;
+    op->duration_ns = tl_clock_now_ns() - op->submitted_ns;
     if (op->is_registered) HASH_DEL(worker->operations.peer_ops, op);
     tl_timers_disarm(tl_loop_timers(worker->loop), &op->deadline_timer);
     tl_peer_release(op->peer);

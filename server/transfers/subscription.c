@@ -31,7 +31,7 @@ static void take_last(struct tl_cq_item *item, struct tl_completion *ret_complet
     struct tl_subscription *subscription = TL_CONTAINER_OF(item, struct tl_subscription, last);
     subscription_fill(ret_completion, subscription->id, subscription->user_data, subscription->error);
     ret_completion->is_last = true;
-    ret_completion->duration_ns = tl_clock_now_ns() - subscription->submitted_ns;
+    ret_completion->duration_ns = subscription->duration_ns;
     tl_error_drop(subscription->error);
     free(subscription);
 }
@@ -46,6 +46,7 @@ void subscription_maybe_over(struct tl_subscription *subscription)
 {
     struct tl_worker *worker = subscription->worker;
     if (!is_over(subscription)) return;
+    subscription->duration_ns = tl_clock_now_ns() - subscription->submitted_ns;
     if (subscription->is_registered) HASH_DEL(worker->operations.subscriptions, subscription);
     drop_parts(subscription);
     const struct tl_request_id id = {.incarnation = worker->self.incarnation, .number = subscription->id};

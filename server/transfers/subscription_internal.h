@@ -86,6 +86,7 @@ struct tl_subscription {
     size_t ended_count;              /* slots that were ended, while it is_ending */
     struct tl_timer retry_timer;
     int64_t submitted_ns;
+    int64_t duration_ns; /* from then to the last completion */
     uint64_t from_step;
     struct tl_cq *cq;
     void *user_data;

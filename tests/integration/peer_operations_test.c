@@ -25,6 +25,7 @@ static struct tl_error error;
 
 /* Each entry that is taken from a listing seems to take a millisecond. */
 static atomic_int taken_count;
+static atomic_int passed_ms; /* so many milliseconds seem to have passed besides */
 static atomic_int taken_in_round, most_in_round;
 
 int64_t __real_tl_clock_now_ns(void);
@@ -36,7 +37,7 @@ void __wrap_tl_loop_defer(struct tl_loop *loop, struct tl_closure *closure);
 
 int64_t __wrap_tl_clock_now_ns(void)
 {
-    return __real_tl_clock_now_ns() + atomic_load(&taken_count) * TL_NS_PER_MS;
+    return __real_tl_clock_now_ns() + (atomic_load(&taken_count) + atomic_load(&passed_ms)) * TL_NS_PER_MS;
 }
 
 const struct tl_listed *__wrap_tl_listing_take(struct tl_listing *listing, size_t left_count)
@@ -304,6 +305,31 @@ START_TEST(many_complete_on_a_queue)
 }
 END_TEST
 
+/* At a peer and at this worker: the time until the program reads a completion is no part of the duration. */
+START_TEST(completions_that_are_read_late)
+{
+    open_pair(TL_PROGRESS_THREAD);
+    if (_i == 1) peer = cluster_peer(asker, 1);
+    struct tl_tensor *tensor = cluster_tensor(BYTES, 1);
+    int64_t begin_ns = cluster_now_ns();
+    ck_assert_int_eq(tl_put(asker, peer, "w", 1, tensor, NULL, CLUSTER_LONG, cq, NULL, NULL, &error), TL_OK);
+    ck_assert_int_eq(tl_list(asker, peer, "", CLUSTER_LONG, cq, NULL, NULL, &error), TL_OK);
+    ck_assert_int_eq(tl_stat(asker, peer, "another", CLUSTER_LONG, cq, NULL, NULL, &error), TL_OK);
+    ck_assert_int_eq(tl_remove(asker, peer, "*", CLUSTER_LONG, cq, NULL, NULL, &error), TL_OK);
+    CLUSTER_UNTIL(cluster_stats(asker).open_operations == 0);
+    int64_t most_ns = cluster_now_ns() - begin_ns;
+    atomic_store(&passed_ms, 1000);
+    for (unsigned i = 0; i < 4; i++) {
+        struct tl_completion completion = cluster_next(cq);
+        ck_assert_int_gt(completion.duration_ns, 0);
+        ck_assert_int_le(completion.duration_ns, most_ns);
+        tl_listing_destroy(completion.listing);
+    }
+    tl_tensor_put(tensor);
+    cluster_close_all(&cluster);
+}
+END_TEST
+
 static void expect_ended(tl_op_id op, enum tl_status status)
 {
     struct tl_completion completion;
@@ -558,6 +584,7 @@ int main(void)
     tcase_add_test(tcase, wrong_calls_are_refused);
     tcase_add_test(tcase, roles_hold);
     tcase_add_test(tcase, many_complete_on_a_queue);
+    tcase_add_loop_test(tcase, completions_that_are_read_late, 0, 2);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("ends");
     tcase_add_checked_fixture(tcase, setup, teardown);

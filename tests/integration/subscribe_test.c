@@ -425,6 +425,25 @@ START_TEST(closes_with_values)
 }
 END_TEST
 
+/* The last completion says how long the subscription was open, without the time until the program reads it. */
+START_TEST(end_that_is_read_late)
+{
+    int64_t begin_ns = cluster_now_ns();
+    tl_op_id op = subscribe(0, 2);
+    int64_t open_ns = cluster_now_ns();
+    await_requests(2);
+    int64_t least_ns = cluster_now_ns() - open_ns;
+    ck_assert_int_eq(tl_cancel(cluster.workers[1], op), TL_OK);
+    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).open_operations == 0);
+    int64_t most_ns = cluster_now_ns() - begin_ns;
+    cluster_pause();
+    struct tl_completion completion = cluster_expect(cq, TL_CANCELLED);
+    ck_assert(completion.is_last);
+    ck_assert_int_ge(completion.duration_ns, least_ns);
+    ck_assert_int_le(completion.duration_ns, most_ns);
+}
+END_TEST
+
 /* Each value comes either to the subscription, before its end, or stays at its owner. Of the values that are under way
  * when it is cancelled some may still come. */
 START_TEST(cancelled_with_values_under_way)
@@ -580,6 +599,7 @@ static void add(Suite *suite, const char *name, void (*setup)(void))
     tcase_add_test(tcase, owner_restarts);
     tcase_add_test(tcase, receiver_restarts);
     tcase_add_loop_test(tcase, closes_with_values, 0, 2);
+    tcase_add_test(tcase, end_that_is_read_late);
     tcase_add_test(tcase, cancelled_with_values_under_way);
     tcase_add_test(tcase, more_than_may_wait);
     tcase_add_test(tcase, older_peer);
