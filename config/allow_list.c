@@ -54,19 +54,34 @@ static bool has_only(const char *text, size_t len_bytes, const char *others)
     return len_bytes > 0;
 }
 
-/* "spiffe://DOMAIN/PATH". */
+/* "other.org", in lower case, as certificates have it. */
+static bool is_trust_domain(const char *text, size_t len_bytes)
+{
+    const char *end = text + len_bytes;
+    if (len_bytes >= MAX_DNS_BYTES - strlen(SPIFFE)) return false;
+    for (const char *label = text;; label++) {
+        size_t len = strcspn(label, ".");
+        if (len > (size_t)(end - label)) len = (size_t)(end - label);
+        if (len > MAX_LABEL_BYTES || !has_only(label, len, "_-")) return false;
+        for (size_t i = 0; i < len; i++)
+            if (label[i] >= 'A' && label[i] <= 'Z') return false;
+        label += len;
+        if (label == end) return true;
+    }
+}
+
+/* "spiffe://DOMAIN/PATH", as a certificate may have it. */
 static bool is_spiffe_name(const char *word)
 {
     if (strncmp(word, SPIFFE, strlen(SPIFFE)) != 0 || strlen(word) > MAX_SPIFFE_BYTES) return false;
-    const char *part = word + strlen(SPIFFE);
-    size_t count = 0;
-    for (;; part++) {
-        size_t len = strcspn(part, "/");
-        if (!has_only(part, len, "._-")) return false;
-        count++;
+    const char *domain = word + strlen(SPIFFE), *part = domain + strcspn(domain, "/");
+    if (!is_trust_domain(domain, (size_t)(part - domain)) || *part == '\0') return false;
+    while (*part == '/') {
+        size_t len = strcspn(++part, "/");
+        if (!has_only(part, len, "._-") || (len <= 2 && strspn(part, ".") == len)) return false;
         part += len;
-        if (*part == '\0') return count > 1;
     }
+    return true;
 }
 
 /* "ann.example.org", or "ann." with a dot at its end. */
@@ -78,21 +93,6 @@ static bool is_dns_name(const char *word)
         if (len > MAX_LABEL_BYTES || !has_only(label, len, "_-")) return false;
         label += len;
         if (label[0] == '\0' || label[1] == '\0') return true;
-    }
-}
-
-/* "other.org", in lower case, as certificates have it. */
-static bool is_trust_domain(const char *word)
-{
-    size_t len = strlen(word);
-    if (len >= MAX_DNS_BYTES - strlen(SPIFFE)) return false;
-    for (const char *label = word;; label++) {
-        len = strcspn(label, ".");
-        if (len > MAX_LABEL_BYTES || !has_only(label, len, "_-")) return false;
-        for (size_t i = 0; i < len; i++)
-            if (label[i] >= 'A' && label[i] <= 'Z') return false;
-        label += len;
-        if (*label == '\0') return true;
     }
 }
 
@@ -122,7 +122,7 @@ static bool find_kind(const char *word, enum tl_role_kind *ret_kind)
     case TL_ROLE_TASK:
         return split_task(word + strlen(TASK), job, &index);
     case TL_ROLE_TRUST_DOMAIN:
-        return is_trust_domain(word + strlen(TRUST_DOMAIN));
+        return is_trust_domain(word + strlen(TRUST_DOMAIN), strlen(word) - strlen(TRUST_DOMAIN));
     case TL_ROLE_CLIENT:
         return is_spiffe_name(word) || is_dns_name(word);
     case TL_ROLE_ANY:
@@ -275,17 +275,28 @@ static enum tl_status read_rule(const struct tl_json_value *value, struct tl_are
     return TL_OK;
 }
 
-/* Lists the trust domains and the URIs that the rules name, with a blank between two. NULL: no memory. */
+/* The trust domain or the URI that a role names; "": neither. */
+static const char *foreign_name(const struct tl_role *role)
+{
+    if (role->kind == TL_ROLE_TRUST_DOMAIN) return role->word + strlen(TRUST_DOMAIN);
+    return strncmp(role->name, SPIFFE, strlen(SPIFFE)) == 0 ? role->name : "";
+}
+
+/* Lists what the rules name, with a blank between two. NULL: no memory. */
 static const char *list_foreign_names(const struct tl_allow_rule *rules, size_t count, struct tl_arena *arena)
 {
-    const char *list = "";
-    for (size_t i = 0; i < count && list; i++) {
-        for (size_t j = 0; j < rules[i].role_count && list; j++) {
-            const struct tl_role *role = &rules[i].roles[j];
-            const char *name = role->kind == TL_ROLE_TRUST_DOMAIN                 ? role->word + strlen(TRUST_DOMAIN)
-                               : strncmp(role->name, SPIFFE, strlen(SPIFFE)) == 0 ? role->name
-                                                                                  : NULL;
-            if (name) list = tl_arena_format(arena, "%s%s%s", list, list[0] != '\0' ? " " : "", name);
+    size_t size_bytes = 1;
+    for (size_t i = 0; i < count; i++)
+        for (size_t j = 0; j < rules[i].role_count; j++)
+            size_bytes += strlen(foreign_name(&rules[i].roles[j])) + 1;
+    char *list = tl_arena_alloc(arena, size_bytes), *end = list;
+    if (!list) return NULL;
+    list[0] = '\0';
+    for (size_t i = 0; i < count; i++) {
+        for (size_t j = 0; j < rules[i].role_count; j++) {
+            const char *name = foreign_name(&rules[i].roles[j]);
+            if (end != list && name[0] != '\0') *end++ = ' ';
+            end = stpcpy(end, name);
         }
     }
     return list;
