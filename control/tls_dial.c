@@ -7,6 +7,7 @@
  * it.
  */
 #include <errno.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -71,6 +72,19 @@ void tl_tls_dial_abandon(struct tl_tls_dial *dial)
 
 /* --------------------------------------------------------------------------------------------------- beginning -- */
 
+/* The interface of a link-local address, "ipv6:[fe80::1%25eth0]:4000"; 0: none is named, or it does not exist. */
+static uint32_t zone_of(const char *target)
+{
+    char name[IF_NAMESIZE];
+    const char *zone = strstr(target, "%25");
+    size_t len = zone != NULL ? strcspn(zone + 3, "]") : 0;
+    if (len == 0 || len >= sizeof(name)) return 0;
+    memcpy(name, zone + 3, len);
+    name[len] = '\0';
+    uint32_t index = if_nametoindex(name);
+    return index != 0 ? index : (uint32_t)strtoul(name, NULL, 10);
+}
+
 int tls_dial_connect(const char *target, int64_t keepalive_timeout_ns, struct tl_error *ret_error)
 {
     struct sockaddr_storage address;
@@ -81,6 +95,7 @@ int tls_dial_connect(const char *target, int64_t keepalive_timeout_ns, struct tl
         return -1;
     }
     socklen_t length = tl_ip_to_sockaddr(&ip, (uint16_t)strtoul(port + 1, NULL, 10), &address);
+    if (address.ss_family == AF_INET6) ((struct sockaddr_in6 *)&address)->sin6_scope_id = zone_of(target);
     int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0) {
         const int on = 1;
