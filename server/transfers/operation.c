@@ -549,8 +549,8 @@ enum tl_status tl_recv_wait(struct tl_worker *worker, tl_peer_id peer, const cha
     struct op_single *single;
     enum tl_status status = create_receive_of(worker, peer, key, step, options, timeout_ns, &single, ret_error);
     if (status != TL_OK) {
-        *ret_completion = (struct tl_completion){.size_bytes = sizeof(*ret_completion), .kind = TL_OP_RECV};
-        ret_completion->status.code = status;
+        *ret_completion = (struct tl_completion){
+            .size_bytes = sizeof(*ret_completion), .kind = TL_OP_RECV, .path_reason = "", .status.code = status};
         if (ret_error != NULL) ret_completion->status = *ret_error;
         return status;
     }

@@ -217,6 +217,10 @@ START_TEST(peer_calls_refuse_what_is_wrong)
         ck_assert_int_eq(tl_worker_peer_info(worker, wrong[i], &info, &error), TL_NOT_FOUND);
         ck_assert_int_eq(tl_worker_wait_for_peers(worker, &wrong[i], 1, 0, 0, &error), TL_NOT_FOUND);
         ck_assert_int_eq(tl_recv(worker, wrong[i], "a", 0, NULL, 0, cq, NULL, NULL, &error), TL_NOT_FOUND);
+        struct tl_completion completion;
+        ck_assert_int_eq(tl_recv_wait(worker, wrong[i], "a", 0, NULL, 0, &completion, NULL), TL_NOT_FOUND);
+        ck_assert_int_eq(completion.status.code, TL_NOT_FOUND);
+        ck_assert_str_eq(completion.path_reason, "");
     }
     struct tl_worker_stats stats = {.size_bytes = 1};
     ck_assert_int_eq(tl_worker_stats(worker, &stats, &error), TL_INVALID_ARGUMENT);
@@ -403,6 +407,7 @@ START_TEST(calls_refuse_what_is_wrong)
         ck_assert_int_eq(tl_recv(worker, peer, keys[i], 0, NULL, 0, cq, NULL, NULL, &error), TL_INVALID_ARGUMENT);
         ck_assert_int_eq(tl_recv_wait(worker, peer, keys[i], 0, NULL, 0, &completion, &error), TL_INVALID_ARGUMENT);
         ck_assert_int_eq(completion.status.code, TL_INVALID_ARGUMENT);
+        ck_assert_str_eq(completion.path_reason, "");
         ck_assert_int_eq(tl_publish(worker, keys[i], 0, tensor, &error), TL_INVALID_ARGUMENT);
         ck_assert_int_eq(tl_withdraw(worker, keys[i], &error), TL_INVALID_ARGUMENT);
     }
