@@ -117,7 +117,7 @@ static void maybe_load(struct tl_tls_handshakes *handshakes)
     }
     struct tl_tls_context *context;
     struct tl_error error;
-    if (tl_tls_context_load(&handshakes->settings, &context, &error) == TL_OK) {
+    if (tl_tls_context_load(&handshakes->settings, handshakes->context, &context, &error) == TL_OK) {
         TL_LOG_AT_INFO("certificates loaded again", TL_STR("name", tl_tls_context_self(context)->text));
         tl_tls_relay_recheck(handshakes->relay, context);
         tl_tls_context_release(handshakes->context);
@@ -228,7 +228,7 @@ enum tl_status tl_tls_handshakes_create(const struct tl_tls_options *options, st
     enum tl_status status = TL_OK;
     if (!copy_settings(handshakes, &options->settings))
         status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS handshakes");
-    if (status == TL_OK) status = tl_tls_context_load(&handshakes->settings, &handshakes->context, ret_error);
+    if (status == TL_OK) status = tl_tls_context_load(&handshakes->settings, NULL, &handshakes->context, ret_error);
     if (status == TL_OK) status = open_descriptors(handshakes, ret_error);
     if (status == TL_OK) tls_handshake_keep_spares(handshakes);
     if (status == TL_OK) status = tl_thread_start("tl-tls-shake", run, handshakes, &handshakes->thread, ret_error);

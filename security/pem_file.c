@@ -72,7 +72,9 @@ static enum tl_status read_open_file(int fd, const char *path, bool is_key, stru
     if (status != TL_OK) return status;
     size_t size = (size_t)text->info.st_size + 1;
     text->bytes = is_key ? OPENSSL_secure_malloc(size) : OPENSSL_malloc(size);
-    if (text->bytes == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to read %s", path);
+    if (text->bytes == NULL)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory%s to read %s", is_key ? " for keys" : "",
+                            path);
     return read_bytes(fd, path, text, ret_error);
 }
 

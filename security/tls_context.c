@@ -27,8 +27,10 @@
 #include "security/private_key.h"
 #include "security/tls_internal.h"
 
-/* Keys of this process; one has at most a few KiB. */
-#define SECURE_HEAP_BYTES (256 * 1024)
+/* Keys of this process: one has at most a few KiB, and OpenSSL keeps 32 bytes for each connection. */
+#define SECURE_HEAP_BYTES (4 << 20)
+/* What a key takes at most. */
+#define KEY_BYTES 4096
 /* RSA with 2,048 bits, elliptic curves with 224, and no SHA-1. */
 #define SECURITY_LEVEL 2
 /* AES with 128 bits is as safe as is known to be needed, and takes a quarter less time than with 256. */
@@ -143,12 +145,26 @@ static enum tl_status check_foreign_names(const struct tl_tls_context *context, 
     return TL_OK;
 }
 
-static enum tl_status use_key(SSL_CTX *ssl, const struct tl_tls_settings *settings, const char *pem, size_t len,
-                              struct tl_error *ret_error)
+/* Connections keep the context that they were made with, so contexts with the same key share it: otherwise each reading
+ * of the files would take more of the secure heap. */
+static EVP_PKEY *share_key(EVP_PKEY *key, const struct tl_tls_context *before)
 {
-    EVP_PKEY *key = tl_private_key_read(pem, len);
+    EVP_PKEY *known = before != NULL ? SSL_CTX_get0_privatekey(before->ssl) : NULL;
+    if (key == NULL || known == NULL || EVP_PKEY_eq(key, known) != 1 || EVP_PKEY_up_ref(known) != 1) return key;
+    EVP_PKEY_free(key);
+    return known;
+}
+
+static enum tl_status use_key(SSL_CTX *ssl, const struct tl_tls_settings *settings, const struct tl_tls_context *before,
+                              const char *pem, size_t len, struct tl_error *ret_error)
+{
+    EVP_PKEY *key = share_key(tl_private_key_read(pem, len), before);
     enum tl_status status = TL_OK;
-    if (key == NULL) {
+    if (key == NULL && tl_tls_is_heap_full(KEY_BYTES)) {
+        (void)tl_pem_reason();
+        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "the key %s cannot be read: " TL_TLS_HEAP_FULL,
+                              settings->key);
+    } else if (key == NULL) {
         (void)tl_pem_reason();
         status =
             tl_error_set(ret_error, TL_INVALID_ARGUMENT,
@@ -215,7 +231,14 @@ static void prepare_openssl(void)
     /* The program may have done it already. */
     if (CRYPTO_secure_malloc_initialized() || CRYPTO_secure_malloc_init(SECURE_HEAP_BYTES, 32) == 1) return;
     TL_LOG_AT_WARN("private keys lie in memory that is not locked, and may be written to swap space",
-                   TL_STR("remedy", "let the process lock 256 KiB more (ulimit -l, LimitMEMLOCK, --ulimit memlock)"));
+                   TL_STR("remedy", "let the process lock 4 MiB more (ulimit -l, LimitMEMLOCK, --ulimit memlock)"));
+}
+
+bool tl_tls_is_heap_full(size_t size_bytes)
+{
+    void *memory = OPENSSL_secure_malloc(size_bytes);
+    OPENSSL_secure_free(memory);
+    return memory == NULL;
 }
 
 /* One that both accepts and dials. */
@@ -247,8 +270,8 @@ static SSL_CTX *create_ssl(bool is_tls12_allowed)
 
 /* ------------------------------------------------------------------------------------------------------ public -- */
 
-static enum tl_status load_file(struct tl_tls_context *context, const struct tl_tls_settings *settings, unsigned which,
-                                struct tl_error *ret_error)
+static enum tl_status load_file(struct tl_tls_context *context, const struct tl_tls_settings *settings,
+                                const struct tl_tls_context *before, unsigned which, struct tl_error *ret_error)
 {
     const char *path = file_of(settings, which);
     struct tl_pem_text text;
@@ -261,7 +284,7 @@ static enum tl_status load_file(struct tl_tls_context *context, const struct tl_
         status = use_certificate(context, path, text.bytes, text.len_bytes, ret_error);
         break;
     case FILE_KEY:
-        status = use_key(context->ssl, settings, text.bytes, text.len_bytes, ret_error);
+        status = use_key(context->ssl, settings, before, text.bytes, text.len_bytes, ret_error);
         break;
     default:
         status = trust(context->ssl, path, which == FILE_CRL, text.bytes, text.len_bytes, ret_error);
@@ -270,25 +293,27 @@ static enum tl_status load_file(struct tl_tls_context *context, const struct tl_
     return status;
 }
 
-enum tl_status tl_tls_context_load(const struct tl_tls_settings *settings, struct tl_tls_context **ret_context,
-                                   struct tl_error *ret_error)
+enum tl_status tl_tls_context_load(const struct tl_tls_settings *settings, const struct tl_tls_context *before,
+                                   struct tl_tls_context **ret_context, struct tl_error *ret_error)
 {
     struct tl_tls_context *context = calloc(1, sizeof(*context));
     SSL_CTX *ssl = create_ssl(settings->is_tls12_allowed);
     if (context != NULL)
         context->foreign_names = strdup(settings->foreign_names != NULL ? settings->foreign_names : "");
     if (context == NULL || ssl == NULL || context->foreign_names == NULL) {
+        bool is_heap_full = tl_tls_is_heap_full(KEY_BYTES);
         ERR_clear_error();
         if (context != NULL) free(context->foreign_names);
         SSL_CTX_free(ssl);
         free(context);
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS");
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for TLS%s",
+                            is_heap_full ? ": " TL_TLS_HEAP_FULL : "");
     }
     atomic_init(&context->references, 1);
     context->ssl = ssl;
     enum tl_status status = TL_OK;
     for (unsigned which = 0; which < FILE_COUNT && status == TL_OK; which++)
-        status = load_file(context, settings, which, ret_error);
+        status = load_file(context, settings, before, which, ret_error);
     if (status == TL_OK) status = check_foreign_names(context, ret_error);
     if (status != TL_OK) {
         tl_tls_context_release(context);
@@ -347,8 +372,6 @@ static bool has_word(const char *list, const char *word)
 
 bool tl_tls_context_accepts(const struct tl_tls_context *context, const struct tl_certificate_name *peer)
 {
-    /* A DNS name is of no trust domain, even if it is spelt like one. */
-    if (peer->trust_domain[0] == '\0') return false;
     return has_word(context->foreign_names, peer->trust_domain) || has_word(context->foreign_names, peer->text);
 }
 

@@ -29,13 +29,14 @@ struct tl_tls_settings {
 
 struct tl_tls_context;
 
-/* Reads the files. Ownership: *ret_context until tl_tls_context_release.
+/* Reads the files. before: what they were before, whose key is shared if it is the same; NULL: nothing. Ownership:
+ * *ret_context until tl_tls_context_release.
  * Errors, which name the file and the remedy: TL_NOT_FOUND, TL_PERMISSION_DENIED: one that cannot be read, or a key
  * that other users can. TL_FAILED_PRECONDITION: the certificate is not valid now, or too weak. TL_INVALID_ARGUMENT: it
  * is none, has no name, or does not belong to the key; or foreign_names has a task of its own trust domain.
- * TL_RESOURCE_EXHAUSTED: no memory. */
-enum tl_status tl_tls_context_load(const struct tl_tls_settings *settings, struct tl_tls_context **ret_context,
-                                   struct tl_error *ret_error) TL_MUST_USE;
+ * TL_RESOURCE_EXHAUSTED: no memory, or no more of it for keys. */
+enum tl_status tl_tls_context_load(const struct tl_tls_settings *settings, const struct tl_tls_context *before,
+                                   struct tl_tls_context **ret_context, struct tl_error *ret_error) TL_MUST_USE;
 
 struct tl_tls_context *tl_tls_context_retain(struct tl_tls_context *context);
 void tl_tls_context_release(struct tl_tls_context *context); /* NULL is accepted */

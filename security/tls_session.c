@@ -35,6 +35,8 @@
  * each RENEWED_BYTES. */
 #define MAX_MESSAGES 64
 #define RENEWED_BYTES (1024 * 1024)
+/* What a key that OpenSSL makes for a handshake takes. */
+#define CONNECTION_KEY_BYTES 32
 
 struct tl_tls_session {
     SSL *ssl;
@@ -185,6 +187,7 @@ static enum tl_tls_progress fail(const struct tl_tls_session *session, int error
     unsigned long code = ERR_peek_last_error();
     int reason = ERR_GET_REASON(code);
     const char *words = code != 0 ? ERR_reason_error_string(code) : NULL;
+    bool is_heap_full = tl_tls_is_heap_full(CONNECTION_KEY_BYTES);
     ERR_clear_error();
     const char *alert = text_of(alerts, TL_ARRAY_COUNT(alerts), reason);
     const char *fault = text_of(faults, TL_ARRAY_COUNT(faults), reason);
@@ -198,6 +201,8 @@ static enum tl_tls_progress fail(const struct tl_tls_session *session, int error
     } else if (error == SSL_ERROR_SYSCALL) {
         tl_error_set(ret_error, TL_UNAVAILABLE, "no TLS connection: %s",
                      error_number != 0 ? strerror(error_number) : "it ended the connection");
+    } else if (is_heap_full) {
+        tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no TLS connection: " TL_TLS_HEAP_FULL);
     } else {
         tl_error_set(ret_error, TL_UNAVAILABLE, "no TLS connection: %s", words != NULL ? words : "unknown error");
     }
@@ -251,6 +256,12 @@ static enum tl_status check_name(struct tl_tls_session *session, X509 *certifica
     }
     const struct tl_certificate_name *self = tl_tls_context_self(session->context);
     bool is_foreign = strcmp(session->peer.trust_domain, self->trust_domain) != 0;
+    if (is_foreign && session->peer.trust_domain[0] == '\0') {
+        return tl_error_set(ret_error, TL_UNAUTHENTICATED,
+                            "the certificate of the peer is for the DNS name %.255s, which is of no trust domain, and "
+                            "ours is for \"%s\"; issue one with a URI, spiffe://%s/...",
+                            session->peer.text, self->trust_domain, self->trust_domain);
+    }
     if (is_foreign) tl_certificate_name_make_foreign(&session->peer);
     if (is_foreign && !tl_tls_context_accepts(session->context, &session->peer)) {
         return tl_error_set(

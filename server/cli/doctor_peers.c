@@ -135,7 +135,7 @@ static bool load_tls(const struct tl_settings *settings, struct tl_tls_context *
     struct tl_error error;
     *ret_context = NULL;
     return !tl_tls_options_of(settings, &options) ||
-           tl_tls_context_load(&options.settings, ret_context, &error) == TL_OK;
+           tl_tls_context_load(&options.settings, NULL, ret_context, &error) == TL_OK;
 }
 
 void tl_doctor_check_peers(struct tl_doctor_report *report, const struct tl_doctor_tasks *tasks)

@@ -58,7 +58,7 @@ static void try_file(const struct fuzz_pem *pem)
                                        .crl = pem->kind == KIND_CRL ? fuzzed : NULL};
     TL_CHECK(ftruncate(fuzzed_fd, 0) == 0);
     TL_CHECK(pwrite(fuzzed_fd, pem->text, pem->len_bytes, 0) == (ssize_t)pem->len_bytes);
-    enum tl_status status = tl_tls_context_load(&settings, &context, &error);
+    enum tl_status status = tl_tls_context_load(&settings, NULL, &context, &error);
     TL_CHECK((status == TL_OK) == (context != NULL));
     if (status != TL_OK) {
         TL_CHECK(error.code == status && error.message[0] != '\0');

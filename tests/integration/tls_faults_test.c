@@ -116,7 +116,7 @@ static enum tl_status load(unsigned which, struct tl_tls_context **ret_context)
         .ca = ca, .certificate = certificates[which], .key = keys[which], .crl = crl};
     *ret_context = NULL;
     error = (struct tl_error){.code = TL_OK};
-    return tl_tls_context_load(&settings, ret_context, &error);
+    return tl_tls_context_load(&settings, NULL, ret_context, &error);
 }
 
 static struct tl_tls_context *load_well(unsigned which)

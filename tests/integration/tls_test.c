@@ -37,6 +37,7 @@
 #include "fakes/log_capture.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
+#include "security/tls_internal.h"
 #include "security/tls_session.h"
 
 #define PATIENCE_MS 60000
@@ -711,7 +712,7 @@ START_TEST(what_waits_for_a_peer_is_bounded)
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
     const struct tl_tls_settings *settings[] = {&server.options.settings, &client.options.settings};
     for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(tl_tls_context_load(settings[i], &contexts[i], &error), TL_OK);
+        ck_assert_int_eq(tl_tls_context_load(settings[i], NULL, &contexts[i], &error), TL_OK);
         ck_assert_int_eq(tl_tls_session_create(contexts[i], i == 0 ? TL_TLS_ACCEPTS : TL_TLS_DIALS, pair[i], NULL,
                                                &sessions[i], &error),
                          TL_OK);
@@ -737,6 +738,86 @@ START_TEST(what_waits_for_a_peer_is_bounded)
 }
 END_TEST
 
+/* ------------------------------------------------------------------------------------------------------- keys -- */
+
+static struct tl_tls_context *load_server(const struct tl_tls_context *before)
+{
+    struct tl_tls_context *context;
+    ck_assert_int_eq(tl_tls_context_load(&server.options.settings, before, &context, &error), TL_OK);
+    return context;
+}
+
+static const EVP_PKEY *key_of(const struct tl_tls_context *context)
+{
+    return SSL_CTX_get0_privatekey(tl_tls_context_ssl(context));
+}
+
+/* Connections keep what they were made with: each reading of a list of revoked certificates would take another key. */
+START_TEST(contexts_with_one_key_share_it)
+{
+    enum { COUNT = 100 };
+    struct tl_tls_context *contexts[COUNT] = {load_server(NULL)};
+    for (int i = 1; i < COUNT; i++) {
+        contexts[i] = load_server(contexts[i - 1]);
+        ck_assert_ptr_eq(key_of(contexts[i]), key_of(contexts[0]));
+    }
+    side_issue(&server, &(struct certificate_kind){.names = MEMBER_1});
+    struct tl_tls_context *other = load_server(contexts[0]);
+    ck_assert_ptr_ne(key_of(other), key_of(contexts[0]));
+    tl_tls_context_release(other);
+    for (int i = 0; i < COUNT; i++)
+        tl_tls_context_release(contexts[i]);
+}
+END_TEST
+
+/* Takes all memory for keys in blocks, each of which begins with the one before, and returns the last. */
+static void **take_key_memory(void **last)
+{
+    void **block;
+    for (size_t size = 4096; size >= 32; size /= 2) {
+        while ((block = OPENSSL_secure_malloc(size)) != NULL) {
+            *block = last;
+            last = block;
+        }
+    }
+    return last;
+}
+
+static void give_key_memory(void **last)
+{
+    while (last != NULL) {
+        void **before = *last;
+        OPENSSL_secure_free(last);
+        last = before;
+    }
+}
+
+static void assert_no_key_memory(const char *beginning)
+{
+    struct tl_tls_context *context;
+    ck_assert_int_eq(tl_tls_context_load(&server.options.settings, NULL, &context, &error), TL_RESOURCE_EXHAUSTED);
+    ck_assert_msg(strncmp(error.message, beginning, strlen(beginning)) == 0, "%s", error.message);
+}
+
+START_TEST(no_memory_for_keys)
+{
+    start_both();
+    ck_assert_int_eq(CRYPTO_secure_malloc_initialized(), 1);
+    void *for_context = OPENSSL_secure_malloc(64), *for_text = OPENSSL_secure_malloc(256);
+    void **blocks = take_key_memory(NULL);
+    assert_no_key_memory("no memory for TLS: no locked memory is left for keys, because this process has too many TLS");
+    OPENSSL_secure_free(for_context);
+    assert_no_key_memory("no memory for keys to read ");
+    OPENSSL_secure_free(for_text);
+    assert_no_key_memory("the key ");
+    blocks = take_key_memory(blocks);
+    assert_refused(NULL, "too many TLS connections");
+    give_key_memory(blocks);
+    struct connected connected = connect_both(NULL);
+    disconnect(&connected);
+}
+END_TEST
+
 /* ------------------------------------------------------------------------------------ peers that misuse OpenSSL -- */
 
 /* A session of the server and a careless client of it, which can both read and write. */
@@ -752,7 +833,7 @@ static SSL *open_careless(const struct side *side, int fd);
 static void open_careless_pair(struct careless_pair *pair)
 {
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair->fds), 0);
-    ck_assert_int_eq(tl_tls_context_load(&server.options.settings, &pair->context, &error), TL_OK);
+    ck_assert_int_eq(tl_tls_context_load(&server.options.settings, NULL, &pair->context, &error), TL_OK);
     ck_assert_int_eq(tl_tls_session_create(pair->context, TL_TLS_ACCEPTS, pair->fds[0], NULL, &pair->session, &error),
                      TL_OK);
     pair->ssl = open_careless(&client, pair->fds[1]);
@@ -900,7 +981,7 @@ START_TEST(foreign_name_beside_those_that_are_named)
 }
 END_TEST
 
-/* A DNS name that is spelt like a trust domain is none. */
+/* A rule cannot name it: a DNS name that is spelt like a trust domain is none. */
 START_TEST(dns_name_like_a_foreign_trust_domain)
 {
     server.options.settings.foreign_names = "other.org";
@@ -908,6 +989,16 @@ START_TEST(dns_name_like_a_foreign_trust_domain)
     side_issue(&client, &(struct certificate_kind){.names = "DNS:other.org"});
     start_both();
     assert_refused(NULL, "it does not accept our certificate");
+}
+END_TEST
+
+START_TEST(dns_name_beside_a_trust_domain)
+{
+    client.options.settings.foreign_names = "node-0.test";
+    side_issue(&server, &(struct certificate_kind){.names = "DNS:node-0.test"});
+    start_both();
+    assert_refused(NULL,
+                   "/job:node/task:0, which is of no trust domain, and ours is for \"test\"; issue one with a URI");
 }
 END_TEST
 
@@ -1525,6 +1616,9 @@ int main(void)
     ADD(foreign_name_that_is_named, 2);
     ADD(foreign_name_beside_those_that_are_named, 3);
     ADD(dns_name_like_a_foreign_trust_domain, 1);
+    ADD(dns_name_beside_a_trust_domain, 1);
+    ADD(contexts_with_one_key_share_it, 1);
+    ADD(no_memory_for_keys, 1);
     ADD(another_authority, 1);
     ADD(self_signed, 1);
     ADD(expires_before_the_handshake, 1);

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Workers and tools under TLS: a cluster with certificates of tensorlane cert, and clients that may not be let in."""
+import ipaddress
 import json
 import os
 import pathlib
@@ -20,9 +21,17 @@ NOT_LOCKED = "private keys lie in memory that is not locked, and may be written 
 
 
 def has_little_locked_memory():
-    """Whether this process may not lock the 256 KiB that a worker wants for its private key, beside little else."""
+    """Whether this process may not lock the 4 MiB that a worker wants for keys, beside little else."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return limit != resource.RLIM_INFINITY and limit < 512 << 10
+    return limit != resource.RLIM_INFINITY and limit < 5 << 20
+
+
+def link_local_hosts():
+    """Returns the link-local addresses of this machine as hosts of a configuration, with their interfaces."""
+    table = pathlib.Path("/proc/net/if_inet6")
+    lines = [line.split() for line in table.read_text(encoding="ascii").splitlines()] if table.exists() else []
+    return [f"[{ipaddress.IPv6Address(bytes.fromhex(digits))}%{interface}]"
+            for digits, _, _, scope, _, interface in lines if scope == "20"]
 
 
 class Cluster(TlsCase):
@@ -45,6 +54,18 @@ class Cluster(TlsCase):
             self.assertEqual(worker.stop(), 0)
             lines = [line for line in worker.lines if not (has_little_locked_memory() and NOT_LOCKED in line)]
             self.assertEqual([line for line in lines if "level=warn" in line or "level=error" in line], [])
+
+    def test_link_local_addresses(self):
+        hosts = link_local_hosts()
+        if not hosts:
+            self.skipTest("no interface of this machine has a link-local IPv6 address")
+        cluster = self.secured(ps=2)
+        config = pathlib.Path(cluster.path)
+        config.write_text(config.read_text(encoding="utf-8").replace("127.0.0.1", hosts[0]), encoding="utf-8")
+        for task in range(2):
+            cluster.start("ps", task)
+        self.assertIn("2 of 2 workers are healthy",
+                      self.assert_probed(0, "health", "--pairs", "--config", cluster.path).stdout)
 
     def test_tools_at_an_address(self):
         cluster = self.secured(ps=1)
