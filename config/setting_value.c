@@ -288,7 +288,7 @@ static enum tl_status read_devices(const struct tl_json_value *value, struct tl_
 {
     struct tl_error reason;
     char *devices = NULL;
-    enum tl_status status = tl_json_expect(value, JSON_STRING, "a list such as \"mlx5_0:1,^mlx5_1\"", ret_error);
+    enum tl_status status = tl_json_expect(value, JSON_STRING, "a text such as \"mlx5_0:1,^mlx5_1\"", ret_error);
     if (status != TL_OK) return status;
     const char *text = json_string_value(value->json);
     status = tl_device_list_check(text, &reason);

@@ -116,29 +116,43 @@ static bool has_host(const struct tl_config_task *task, const char *host)
 {
     char own[256];
     uint16_t port;
-    return tl_address_split(task->address, own, sizeof(own), &port, NULL) == TL_OK && strcmp(own, host) == 0;
+    return task->address && tl_address_split(task->address, own, sizeof(own), &port, NULL) == TL_OK &&
+           strcmp(own, host) == 0;
+}
+
+/* Where a task listens. False: it has no address. */
+static bool find_listen(const struct tl_config_task *task, char *ret_host, size_t size_bytes, uint16_t *ret_port)
+{
+    const char *address = task->settings.listen ? task->settings.listen : task->address;
+    return address && tl_address_split(address, ret_host, size_bytes, ret_port, NULL) == TL_OK && *ret_port != 0;
+}
+
+static bool is_any_address(const char *host)
+{
+    return strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0;
 }
 
 /* Warns of tasks of one host that would listen at the same place. Containers of one host may do so, each in a network
  * namespace of its own. */
 static void check_listen(const struct tl_config *config)
 {
-    char host[256], listen_host[256];
-    uint16_t port, listen_port;
+    char host[256], listen[256], other_listen[256];
+    uint16_t port, listen_port, other_port;
     for (size_t i = 1; i < config->task_count; i++) {
         const struct tl_config_task *task = &config->tasks[i];
-        const char *listen = task->settings.listen;
-        if (!listen || tl_address_split(listen, listen_host, sizeof(listen_host), &listen_port, NULL) != TL_OK ||
-            listen_port == 0 || tl_address_split(task->address, host, sizeof(host), &port, NULL) != TL_OK)
+        if (!find_listen(task, listen, sizeof(listen), &listen_port) || !task->address ||
+            tl_address_split(task->address, host, sizeof(host), &port, NULL) != TL_OK)
             continue;
         for (size_t j = 0; j < i; j++) {
             const struct tl_config_task *other = &config->tasks[j];
-            if (!other->settings.listen || strcmp(other->settings.listen, listen) != 0 || !has_host(other, host))
+            if (!has_host(other, host) || !find_listen(other, other_listen, sizeof(other_listen), &other_port) ||
+                other_port != listen_port)
                 continue;
+            if (strcmp(other_listen, listen) != 0 && !is_any_address(listen) && !is_any_address(other_listen)) continue;
             tl_output_error("config",
-                            "warning: %s: %s and %s are on one host and both listen on %s; unless each has a network "
-                            "namespace of its own, set \"listen\" for each, or leave it out",
-                            config->source, other->name, task->name, listen);
+                            "warning: %s: %s and %s are on one host and both listen on port %" PRIu16 "; unless each "
+                            "has a network namespace of its own, set \"listen\" for each, or leave it out",
+                            config->source, other->name, task->name, listen_port);
             break;
         }
     }
@@ -195,7 +209,7 @@ static bool print_values_json(const struct tl_config_task *task, const struct tl
 {
     struct tl_json_out *root = tl_json_out_object();
     tl_json_out_put_text(root, "name", task->name);
-    tl_json_out_put_text(root, "address", task->address);
+    tl_json_out_put_text(root, "address", task->address ? task->address : "");
     struct tl_json_out *settings = tl_json_out_put_object(root, "settings");
     for (size_t i = 0; i < count; i++) {
         struct tl_json_out *setting = tl_json_out_put_object(settings, values[i].path);
@@ -217,8 +231,10 @@ static bool print_values_table(const struct tl_config_task *task, const struct t
         tl_table_add(table, "%s", values[i].origin);
     }
     tl_output_put_escaped(stdout, task->name);
-    printf(" at ");
-    tl_output_put_escaped(stdout, task->address);
+    if (task->address) {
+        printf(" at ");
+        tl_output_put_escaped(stdout, task->address);
+    }
     putchar('\n');
     bool is_printed = tl_table_print(table, stdout);
     tl_table_destroy(table);

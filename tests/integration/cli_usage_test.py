@@ -251,8 +251,15 @@ class Config(cli_support.Case):
         path = self.write_json({"cluster": {"ps": ["127.0.0.1:4000", "127.0.0.1:4001", "10.9.8.7:4000"]},
                                 "jobs": {"ps": {"listen": "0.0.0.0:4000"}}})
         result = self.assert_error(0, "config: warning: .*/job:ps/task:0 and /job:ps/task:1 are on one host and both "
-                                      "listen on 0.0.0.0:4000", "config", "check", path)
+                                      "listen on port 4000", "config", "check", path)
         self.assertEqual(result.stdout, f"{path}: ok (3 tasks)\n")
+        for listen in ("127.0.0.1:4001", "[::]:4001"):
+            path = self.write_json({"cluster": {"ps": ["127.0.0.1:4000", "127.0.0.1:4001"]},
+                                    "jobs": {"ps": {"tasks": {"0": {"listen": listen}}}}})
+            self.assert_error(0, "ps/task:0 and /job:ps/task:1 .* listen on port 4001", "config", "check", path)
+        path = self.write_json({"cluster": {"ps": ["127.0.0.1:4000", "127.0.0.1:4001"]},
+                                "jobs": {"ps": {"tasks": {"0": {"listen": "10.9.8.7:4001"}}}}})
+        self.assertEqual(self.assert_run(0, "config", "check", path).stderr, "")
 
     def test_check_finds_published_files_that_are_missing(self):
         path = self.write_json({"cluster": {"ps": ["127.0.0.1:4000"], "worker": ["10.9.8.7:4001"]},
@@ -306,6 +313,11 @@ class Config(cli_support.Case):
         self.assertIs(shown["settings"]["checksum"]["value"], True)
         self.assertIn("cluster.json:1", shown["settings"]["checksum"]["origin"])
         self.assertEqual(shown["settings"]["limits.waiting"]["origin"], "default")
+
+    def test_show_a_task_without_an_address(self):
+        env = environment(TF_CONFIG=json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator"}}))
+        self.assertRegex(self.assert_run(0, "config", "show", env=env).stdout, "^/job:evaluator/task:0\n")
+        self.assertEqual(json.loads(self.assert_run(0, "config", "show", "--json", env=env).stdout)["address"], "")
 
     def test_show_without_a_task(self):
         config = self.cluster(ps=1).path

@@ -246,7 +246,7 @@ START_TEST(lists_of_devices)
     check_read(&devices, "\"\"", "\"\"");
     check_read(&devices, "\"mlx5_0:1,^mlx5_1\"", "\"mlx5_0:1,^mlx5_1\"");
     check_refused(&devices, "\"mlx5_0, mlx5_1\"", "x: \" mlx5_1\" does not name a device; entries are like");
-    check_refused(&devices, "[\"mlx5_0\"]", "x: must be a list such as \"mlx5_0:1,^mlx5_1\", not a list");
+    check_refused(&devices, "[\"mlx5_0\"]", "x: must be a text such as \"mlx5_0:1,^mlx5_1\", not a list");
     check_refused(&devices, "\"a:0\"", "x: \"a:0\": a port is a number of 1 to 255");
     ck_assert_int_eq(read_setting(&devices, "\"\"", NULL), TL_OK);
     ck_assert_ptr_null(settings.verbs.devices);
