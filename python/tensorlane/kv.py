@@ -54,6 +54,8 @@ LOOK_SEC = 0.25
 # After an owner has failed, nothing is asked of it for so long.
 REST_SEC = 2
 MAP_SEC = 2
+# A client that closes tells its owner, which would take it for lost otherwise, and waits for that so long at most.
+CLOSE_SEC = 1
 FORKED = ("the client belongs to the process that this one was forked from; make clients after fork, or start "
           "processes with the method \"spawn\"")
 MAX_CLIENTS = 256
@@ -627,7 +629,7 @@ class Client:
         self._thread.join()
         self._memory = self._index = self._stage = None
         if self._endpoint.is_open:
-            self._endpoint.worker.close(0)
+            self._endpoint.worker.close(CLOSE_SEC)
 
     def __del__(self) -> None:
         # It may be collected in any thread, its own too, so that nothing waits for the thread here. When the

@@ -58,9 +58,11 @@ class Owned(unittest.TestCase):
         self.cache = self.client()
 
     def start(self, address):
+        self.log = tempfile.TemporaryFile("w+")
+        self.addCleanup(self.log.close)
         self.owner = subprocess.Popen(
             [sys.executable, "-m", "tensorlane.kv", "--address", address, "--limit", self.limit, "--ttl",
-             str(self.ttl), *self.options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+             str(self.ttl), *self.options], stdout=subprocess.PIPE, stderr=self.log, text=True,
             env={**os.environ, "PYTHONPATH": str(PACKAGES)})
         self.addCleanup(self.end, self.owner)
         self.address = self.owner.stdout.readline().split()[-1]
@@ -98,6 +100,17 @@ class Blocks(Owned):
         self.assertEqual(other.remove(["k0", "none"]), [True, False])
         self.assertEqual(self.cache.exists(["k0", "k1"]), [False, True])
         self.assertEqual(self.cache.get([], []), [])
+
+    def test_a_client_that_closes_is_not_lost(self):
+        with self.client() as other:
+            other.set(["k"], [block(1)])
+        self.cache.describe()
+        self.owner.terminate()
+        self.owner.wait()
+        self.log.seek(0)
+        said = self.log.read()
+        self.assertIn("a client at", said)
+        self.assertNotIn("level=warn", said)
 
     def test_later_blocks_replace_earlier_ones(self):
         self.set(1, 1)
