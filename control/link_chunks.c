@@ -27,7 +27,7 @@
 /* A tensor in a file is copied up to this size. The end of a larger one is held back: so many bytes. */
 #define FILE_COPY_BYTES (64 * 1024)
 #define FILE_END_BYTES 4096
-/* Bytes hashed again for one frame before a resumed transfer goes on. */
+/* Bytes hashed again for one frame before resumed transfers go on: of all of them together. */
 #define CATCH_UP_BYTES (4 * 1024 * 1024)
 
 /* Begins what is ready, as far as fits. What has been begun with a lesser priority does not count, so that it holds up
@@ -58,13 +58,16 @@ static void hash(void *hash_state, unsigned char *bytes, size_t len_bytes)
     TL_CHECK(XXH3_64bits_update(hash_state, bytes, len_bytes) == XXH_OK);
 }
 
-/* Hashes up to where the transfer goes on; false while there is more to hash, or when the serve has failed. */
-static bool serve_catch_up(struct link_serve *entry)
+/* Hashes up to where the transfer goes on, and takes the bytes from *budget_bytes. Returns false while there is more to
+ * hash, or when the serve has failed. */
+static bool serve_catch_up(struct link_serve *entry, uint64_t *budget_bytes)
 {
     struct link_sending *sending = entry->sending;
     if (sending->hash_state == NULL || sending->hashed_bytes == sending->sent_bytes) return true;
     if (link_serve_is_on_device(entry)) return true; /* hashed when it was read */
-    uint64_t take = tl_min_u64(sending->sent_bytes - sending->hashed_bytes, CATCH_UP_BYTES);
+    if (*budget_bytes == 0) return false;
+    uint64_t take = tl_min_u64(sending->sent_bytes - sending->hashed_bytes, *budget_bytes);
+    *budget_bytes -= take;
     struct tl_error error;
     if (tl_tensor_check_readable(sending->offer.tensor, sending->hashed_bytes, take, &error) != TL_OK) {
         link_serve_fail(entry, &error);
@@ -234,12 +237,13 @@ void link_serves_left(struct tl_link *link)
 void link_chunks_add(struct tl_link *link, struct tl_frame_builder *builder)
 {
     activate_ready(link);
-    struct tl_list waiting; /* those that must hash first */
+    struct tl_list waiting; /* those that must hash first; they keep their order, so that each has its turn */
+    uint64_t budget_bytes = CATCH_UP_BYTES;
     tl_list_init(&waiting);
     struct link_serve *entry;
     while ((entry = link_queue_first(&link->answers.active)) != NULL && builder->chunk_count < LINK_FRAME_CHUNKS &&
            builder->head_bytes < LINK_FRAME_HEAD_BYTES && space_bytes(link, builder) > 0) {
-        if (!serve_catch_up(entry)) {
+        if (!serve_catch_up(entry, &budget_bytes)) {
             if (entry->state != SERVE_ACTIVE) continue;
             tl_list_remove(&entry->place);
             tl_list_push_back(&waiting, &entry->place);

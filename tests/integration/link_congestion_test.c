@@ -871,6 +871,7 @@ END_TEST
 static struct {
     uint64_t cut_at_bytes; /* The file is cut right after a check of bytes up to here; 0: never. */
     bool is_cut;
+    uint64_t checked_bytes; /* The bytes of all checks. */
 } file;
 
 static void cut(void)
@@ -882,6 +883,7 @@ static void cut(void)
 static enum tl_status check_file(void *context, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
 {
     (void)context;
+    file.checked_bytes += len_bytes;
     if (file.is_cut) return tl_error_set(ret_error, TL_DATA_LOSS, "the file was cut");
     const unsigned char *first = tl_tensor_data(offered);
     if ((uint64_t)((const unsigned char *)data - first) + len_bytes == file.cut_at_bytes) cut();
@@ -894,6 +896,7 @@ static void offer_file(uint64_t size_bytes, uint64_t cut_at_bytes)
     tl_tensor_set_guard(offered, check_file, NULL);
     file.cut_at_bytes = cut_at_bytes;
     file.is_cut = false;
+    file.checked_bytes = 0;
 }
 
 static const uint64_t file_sizes[] = {1, SMALL_BYTES, LARGE_BYTES, 65536, 65537, 200001};
@@ -950,6 +953,57 @@ START_TEST(file_cut_before_its_bytes_left_is_no_success)
 }
 END_TEST
 
+/* ------------------------------------------------------------------------------------------- resumed transfers -- */
+
+#define RESUMED 8
+#define CATCH_UP_BYTES (4 * 1024 * 1024) /* The limit of control/link_chunks.c. */
+#define RESUMED_BYTES (2 * CATCH_UP_BYTES + LARGE_BYTES)
+
+static void request_the_last_bytes(void)
+{
+    Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
+    Tensorlane__V1__Request requests[RESUMED];
+    Tensorlane__V1__Request *pointers[RESUMED];
+    for (unsigned i = 0; i < RESUMED; i++) {
+        tensorlane__v1__request__init(&requests[i]);
+        requests[i].number = 1 + i;
+        requests[i].key = "k";
+        requests[i].wants_checksum = 1;
+        requests[i].publication = 1;
+        requests[i].resume_offset = RESUMED_BYTES - SMALL_BYTES;
+        pointers[i] = &requests[i];
+    }
+    frame.requests = pointers;
+    frame.n_requests = RESUMED;
+    ck_assert(fake_stream_give(0, pack_frame(&frame)));
+}
+
+/* The checks of the file show what is hashed. However many transfers hash again what the peer has, little is hashed
+ * before others have their turn; and all transfers are completed. */
+START_TEST(resumed_transfers_share_what_is_hashed_for_a_frame)
+{
+    offer_file(RESUMED_BYTES, 0);
+    shake_hands(0);
+    request_the_last_bytes();
+    for (unsigned round = 0; control->stats.bytes_sent < RESUMED * SMALL_BYTES; round++) {
+        ck_assert_uint_lt(round, 100);
+        uint64_t checked_before = file.checked_bytes;
+        if (carried[0] != NULL) {
+            grpc_byte_buffer_destroy(carried[0]);
+            carried[0] = NULL;
+            ck_assert(fake_stream_take(0));
+        } else {
+            (void)tl_loop_run_closures(loop);
+        }
+        /* The bytes of a frame are checked before they are hashed, and after. */
+        ck_assert_uint_le(file.checked_bytes - checked_before, CATCH_UP_BYTES + 2 * CHUNK_BYTES);
+    }
+    ck_assert_uint_gt(file.checked_bytes, RESUMED * (RESUMED_BYTES - SMALL_BYTES));
+    while (carried[0] != NULL)
+        grpc_byte_buffer_destroy(take(0));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("link_congestion");
@@ -989,6 +1043,8 @@ int main(void)
     tcase_add_loop_test(files, file_cut_after_its_last_check_is_no_success, 0, TL_ARRAY_COUNT(file_sizes));
     tcase_add_test(files, file_cut_before_its_bytes_left_is_no_success);
     suite_add_tcase(suite, files);
+    add_own_case(suite, "resumed_transfers_share_what_is_hashed", setup, teardown,
+                 resumed_transfers_share_what_is_hashed_for_a_frame);
     TCase *stalled = tcase_create("stalled");
     tcase_set_timeout(stalled, 100);
     tcase_add_checked_fixture(stalled, setup, teardown);
