@@ -77,6 +77,15 @@ bool tl_text_is_utf8(const char *text, size_t len_bytes)
     return true;
 }
 
+void tl_text_make_utf8(char *text, size_t len_bytes)
+{
+    for (size_t place = 0; place < len_bytes;) {
+        size_t len = tl_text_utf8_char_len(text + place, len_bytes - place);
+        if (len == 0) text[place] = '?';
+        place += len > 0 ? len : 1;
+    }
+}
+
 /* ------------------------------------------------------------------------------------------ numbers with units -- */
 
 static bool is_digit(char c)

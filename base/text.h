@@ -13,6 +13,9 @@ bool tl_text_is_utf8(const char *text, size_t len_bytes);
 /* Bytes of the valid UTF-8 character that the text begins with (a NUL counts as one); 0 when it is none. */
 size_t tl_text_utf8_char_len(const char *text, size_t len_bytes);
 
+/* Writes '?' over each byte that belongs to no valid UTF-8 character, so that the text keeps its length. */
+void tl_text_make_utf8(char *text, size_t len_bytes);
+
 /* Parses "512MiB", "4 KiB", "1GB", "100" (bytes). Units B, KB/MB/GB/TB (powers of 1000), KiB/MiB/GiB/TiB, any case;
  * a fraction is accepted when the product is whole. False when it is not such a text or does not fit. */
 bool tl_text_parse_size(const char *text, uint64_t *ret_bytes);

@@ -18,6 +18,7 @@
 
 #include "base/arith.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "control/link_serves.h"
 
 #define MAX_STEP 256
@@ -84,16 +85,19 @@ void link_unsent_fini(struct tl_link *link)
 struct link_status *link_status_get(struct tl_link *link, const struct tl_error *error)
 {
     struct link_status *status = link->answers.last_status;
-    if (status != NULL && status->code == error->code && strcmp(status->message, error->message) == 0) {
+    /* The peer ends a link with a frame whose text is not UTF-8, and a failure may name a file whose path is not. */
+    struct tl_error sent = *error;
+    size_t message_bytes = strlen(sent.message) + 1;
+    tl_text_make_utf8(sent.message, message_bytes);
+    if (status != NULL && status->code == sent.code && strcmp(status->message, sent.message) == 0) {
         status->reference_count++;
         return status;
     }
-    size_t message_bytes = strlen(error->message) + 1;
     status = malloc(sizeof(*status) + message_bytes);
     if (status == NULL) return NULL;
     status->reference_count = 1;
-    status->code = error->code;
-    memcpy(status->message, error->message, message_bytes);
+    status->code = sent.code;
+    memcpy(status->message, sent.message, message_bytes);
     link->answers.last_status = status;
     return status;
 }

@@ -78,24 +78,18 @@ static void stream_free(struct tl_stream *stream)
 static void copy_details(const grpc_slice *details, char *text, size_t capacity)
 {
     const char *from = (const char *)GRPC_SLICE_START_PTR(*details);
-    size_t left = GRPC_SLICE_LENGTH(*details);
-    size_t used = 0;
-    while (left > 0) {
-        size_t length = tl_text_utf8_char_len(from, left);
-        if (used + (length > 0 ? length : 1) >= capacity) break;
-        if (length == 0) {
-            text[used++] = '?';
-            length = 1;
-        } else if (length == 1) {
-            text[used++] = (unsigned char)*from < ' ' || *from == 0x7f ? ' ' : *from;
-        } else {
-            memcpy(text + used, from, length);
-            used += length;
-        }
-        from += length;
-        left -= length;
+    size_t length = GRPC_SLICE_LENGTH(*details);
+    if (length >= capacity) {
+        length = capacity - 1;
+        /* The text ends before the character that does not fit. */
+        while (length > 0 && ((unsigned char)from[length] & 0xC0) == 0x80)
+            length--;
     }
-    text[used] = '\0';
+    memcpy(text, from, length);
+    text[length] = '\0';
+    tl_text_make_utf8(text, length);
+    for (size_t i = 0; i < length; i++)
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f) text[i] = ' ';
 }
 
 static void end_status(const struct tl_stream *stream, struct tl_error *ret_status)

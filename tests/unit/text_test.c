@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Text from outside: UTF-8, sizes, durations, nearest names, patterns. */
 #include <check.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,6 +47,32 @@ START_TEST(utf8_char_len)
     ck_assert_uint_eq(tl_text_utf8_char_len("\xe2\x82\xacx", 4), 3);
     ck_assert_uint_eq(tl_text_utf8_char_len("\xe2\x82\xacx", 2), 0);
     ck_assert_uint_eq(tl_text_utf8_char_len("\x9f", 1), 0);
+}
+END_TEST
+
+START_TEST(utf8_is_made)
+{
+    static const struct {
+        const char *from, *to;
+    } cases[] = {
+        {"", ""},
+        {"plain\n", "plain\n"},
+        {"caf\xc3\xa9 \xf0\x9f\x98\x80", "caf\xc3\xa9 \xf0\x9f\x98\x80"},
+        {"jos\xe9/a", "jos?/a"},
+        {"\xed\xa0\x80", "???"},
+        {"\xe2\x82", "??"},
+        {"\xe2\xc3\xa9\xff", "?\xc3\xa9?"},
+    };
+    for (size_t i = 0; i < TL_ARRAY_COUNT(cases); i++) {
+        char text[32];
+        snprintf(text, sizeof(text), "%s", cases[i].from);
+        tl_text_make_utf8(text, strlen(text));
+        ck_assert_str_eq(text, cases[i].to);
+    }
+    /* The length counts, not the bytes behind it. */
+    char cut[] = "\xc3\xa9";
+    tl_text_make_utf8(cut, 1);
+    ck_assert_str_eq(cut, "?\xa9");
 }
 END_TEST
 
@@ -244,6 +271,7 @@ int main(void)
     tcase_add_test(tcase, utf8_accepts_valid);
     tcase_add_test(tcase, utf8_refuses_invalid);
     tcase_add_test(tcase, utf8_char_len);
+    tcase_add_test(tcase, utf8_is_made);
     tcase_add_test(tcase, size_accepts);
     tcase_add_test(tcase, size_refuses);
     tcase_add_test(tcase, duration_accepts);
