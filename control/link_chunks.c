@@ -39,6 +39,10 @@ static void activate_ready(struct tl_link *link)
         if (!link_serve_fits_link(entry, link_active_bytes(link, entry->priority))) return;
         if (entry->sending->offer.tensor == NULL) {
             if (link_active_bytes(link, 0) > 0 && !link_serve_fits_worker(entry)) return;
+            if (tl_quota_left(tl_loop_quota(link->control->loop)) == 0) { /* the sources have copied many bytes */
+                link_flush_later(link);
+                return;
+            }
             link_serve_ask_again(entry);
             continue;
         }

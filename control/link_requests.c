@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "control/link_frame.h"
+#include "tensor/part.h"
 
 /* Keys that are kept for one client. */
 #define CLIENT_KEYS (TL_MAX_KEY_NUMBERS / 2)
@@ -146,19 +147,21 @@ static bool has_too_many(struct tl_link *link, size_t count)
     return true;
 }
 
-/* Those from number `begin` on to number `end`, as all below. */
-static void handle_plain(struct tl_link *link, const Tensorlane__V1__Frame *frame, size_t begin, size_t end)
+/* Starts requests from link->held.handled_requests on while the quota lasts, which the source may use up as well. */
+static void handle_plain(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
-    for (size_t i = begin; i < frame->n_requests && i < end && link->state != LINK_CLOSING; i++) {
-        link->held.handled_requests = i + 1;
+    struct tl_quota *quota = tl_loop_quota(link->control->loop);
+    size_t *i = &link->held.handled_requests;
+    while (*i < frame->n_requests && tl_quota_left(quota) > 0 && link->state != LINK_CLOSING) {
+        const Tensorlane__V1__Request *request = frame->requests[(*i)++];
         struct tl_error error;
-        const char *text = frame->requests[i]->key;
-        if (tl_wire_text(text, 1, TL_MAX_KEY_BYTES, "key", &error) != TL_OK) {
+        tl_quota_use(quota, 1);
+        if (tl_wire_text(request->key, 1, TL_MAX_KEY_BYTES, "key", &error) != TL_OK) {
             link_protocol_error(link, "%s", error.message);
             return;
         }
-        const struct link_key key = {.text = text, .text_bytes = strlen(text)};
-        link_serve_start(link, frame->requests[i], &key);
+        const struct link_key key = {.text = request->key, .text_bytes = strlen(request->key)};
+        link_serve_start(link, request, &key);
     }
 }
 
@@ -192,20 +195,33 @@ static bool read_request(struct tl_link *link, struct tl_unpacker *unpacker, Ten
     return false;
 }
 
-/* Records in front of `begin` are read again for the differences of those behind them. */
-/* Returns whether all were handled. */
-static bool handle_packed(struct tl_link *link, const Tensorlane__V1__Frame *frame, size_t begin, size_t end)
+/* Whether the key names a part. The owner may copy it as soon as the request is started, and no look ahead finds it. */
+static bool is_of_part(const struct link_key *key)
 {
+    const size_t prefix_bytes = sizeof(TL_PART_PREFIX) - 1;
+    return key->text_bytes >= prefix_bytes && memcmp(key->text, TL_PART_PREFIX, prefix_bytes) == 0;
+}
+
+/* Records that were handled are read again for the differences of those behind them. The key of one that is read can
+ * not be read again, so that all that are read are started: a part is the last of them, because its copy may use up the
+ * quota. Returns whether all were handled. */
+static bool handle_packed(struct tl_link *link, const Tensorlane__V1__Frame *frame)
+{
+    struct tl_quota *quota = tl_loop_quota(link->control->loop);
     struct tl_unpacker unpacker = tl_unpacker_begin(&frame->packed_requests);
     struct read_requests read;
+    size_t begin = link->held.handled_requests;
     size_t i = frame->n_requests;
     read.count = 0;
-    for (; !tl_unpacker_is_at_end(&unpacker) && i < end && link->state != LINK_CLOSING; i++) {
+    for (; !tl_unpacker_is_at_end(&unpacker) && (i < begin || tl_quota_left(quota) > 0) && link->state != LINK_CLOSING;
+         i++) {
         struct tl_packed_key key;
         if (has_too_many(link, i + 1) || !read_request(link, &unpacker, &read.requests[read.count], &key)) return false;
         if (i < begin) continue;
+        tl_quota_use(quota, 1);
         if (!find_key(link, &key, &read.keys[read.count])) return false;
-        if (++read.count == READ_REQUESTS) start_read(link, &read);
+        read.count++;
+        if (read.count == READ_REQUESTS || is_of_part(&read.keys[read.count - 1])) start_read(link, &read);
     }
     start_read(link, &read);
     link->held.handled_requests = i;
@@ -214,13 +230,8 @@ static bool handle_packed(struct tl_link *link, const Tensorlane__V1__Frame *fra
 
 bool link_requests_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
-    struct tl_quota *quota = tl_loop_quota(link->control->loop);
-    size_t begin = link->held.handled_requests;
-    size_t end = begin + tl_quota_left(quota);
     if (has_too_many(link, frame->n_requests)) return false;
-    handle_plain(link, frame, begin, end);
-    if (link->state == LINK_CLOSING) return false;
-    bool is_over = frame->n_requests <= end && handle_packed(link, frame, begin, end);
-    tl_quota_use(quota, (uint32_t)(link->held.handled_requests - begin));
-    return is_over;
+    handle_plain(link, frame);
+    if (link->state == LINK_CLOSING || link->held.handled_requests < frame->n_requests) return false;
+    return handle_packed(link, frame);
 }

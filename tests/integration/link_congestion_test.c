@@ -56,6 +56,7 @@ static size_t again_count;          /* requests for a value that the link had le
 static struct tl_tensor **versions; /* [version_count]: one was published for each request; NULL: all get `offered` */
 static size_t version_count;
 static uint64_t version_bytes; /* the size of each version that is published from now on */
+static bool uses_up_quota;     /* each request that asks again does so */
 
 /* -------------------------------------------------------------------------------------------------- the worker -- */
 
@@ -74,6 +75,7 @@ static void on_request(void *context, struct tl_serve *serve)
     if (serve->source_state == &again_count) {
         again_count++;
         closed_count--;
+        if (uses_up_quota) tl_quota_use(tl_loop_quota(loop), tl_quota_left(tl_loop_quota(loop)));
     } else {
         serve_count++;
     }
@@ -199,6 +201,7 @@ static void setup(void)
     memset(sent_count, 0, sizeof(sent_count));
     serve_count = again_count = closed_count = version_count = 0;
     version_bytes = LARGE_BYTES;
+    uses_up_quota = false;
     expected_code = TL_OK;
     refusal.code = TL_OK;
     fake_stream_on_send = on_send;
@@ -586,6 +589,20 @@ START_TEST(only_a_link_over_loopback_has_a_window)
 }
 END_TEST
 
+/* ----------------------------------------------------------------------------------------- turns of other links -- */
+
+/* The message in flight leaves, or else the loop has a round: the link composes at most one frame. */
+static void step(void)
+{
+    if (carried[0] != NULL) {
+        grpc_byte_buffer_destroy(carried[0]);
+        carried[0] = NULL;
+        ck_assert(fake_stream_take(0));
+    } else {
+        (void)tl_loop_run_closures(loop);
+    }
+}
+
 /* -------------------------------------------------------------------------------- many links that take nothing -- */
 
 static grpc_byte_buffer *frame_of_requests(uint64_t first_number, size_t count)
@@ -699,6 +716,33 @@ START_TEST(links_share_what_they_may_pin)
     for (unsigned slot = 0; slot < count; slot++)
         ck_assert(fake_stream_break(slot, &gone));
     run_loop();
+    forget_versions();
+}
+END_TEST
+
+/* The end of a large value makes room for many small ones, whose sources copy so much that each of them leaves the next
+ * one to a turn of its own. */
+START_TEST(values_that_were_let_go_come_back_in_turns)
+{
+    const size_t count = 33;
+    offered = make_tensor(SMALL_BYTES);
+    versions = calloc(2 * count, sizeof(struct tl_tensor *));
+    ck_assert_ptr_nonnull(versions);
+    shake_hands(0);
+    version_bytes = INFLIGHT_BYTES;
+    ck_assert(fake_stream_give(0, frame_of_requests(1, 1)));
+    run_loop();
+    version_bytes = SMALL_BYTES;
+    ck_assert(fake_stream_give(0, frame_of_requests(2, count - 1)));
+    run_loop();
+    uses_up_quota = true;
+    for (unsigned round = 0; closed_count < count; round++) {
+        ck_assert_uint_lt(round, 1000);
+        size_t again_before = again_count;
+        step();
+        ck_assert_uint_le(again_count - again_before, 1);
+    }
+    ck_assert_uint_gt(again_count, count / 2);
     forget_versions();
 }
 END_TEST
@@ -988,13 +1032,7 @@ START_TEST(resumed_transfers_share_what_is_hashed_for_a_frame)
     for (unsigned round = 0; control->stats.bytes_sent < RESUMED * SMALL_BYTES; round++) {
         ck_assert_uint_lt(round, 100);
         uint64_t checked_before = file.checked_bytes;
-        if (carried[0] != NULL) {
-            grpc_byte_buffer_destroy(carried[0]);
-            carried[0] = NULL;
-            ck_assert(fake_stream_take(0));
-        } else {
-            (void)tl_loop_run_closures(loop);
-        }
+        step();
         /* The bytes of a frame are checked before they are hashed, and after. */
         ck_assert_uint_le(file.checked_bytes - checked_before, CATCH_UP_BYTES + 2 * CHUNK_BYTES);
     }
@@ -1033,6 +1071,7 @@ int main(void)
     tcase_add_checked_fixture(many, setup, teardown);
     tcase_add_test(many, links_share_what_may_wait);
     tcase_add_test(many, links_share_what_they_may_pin);
+    tcase_add_test(many, values_that_were_let_go_come_back_in_turns);
     tcase_add_test(many, frame_with_too_many_requests_ends_the_link);
     tcase_add_test(many, equal_failures_are_kept_once);
     suite_add_tcase(suite, many);

@@ -23,7 +23,8 @@
 #define VALUE_BYTES 100
 #define MAX_FETCHES 4096
 #define MAX_SERVES 4096
-#define MANY 1100 /* More than two rounds end. */
+#define PART "tensorlane.part/" /* The beginning of the keys whose answers use up the quota. */
+#define MANY 1100               /* More than two rounds end. */
 
 typedef Tensorlane__V1__Frame Frame;
 
@@ -67,6 +68,10 @@ static void on_request(void *context, struct tl_serve *serve)
     snprintf(keys[serve_count], sizeof(keys[0]), "%s", serve->key);
     if (prefetched[serve_count][0] != '\0') ck_assert_str_eq(prefetched[serve_count], keys[serve_count]);
     serves[serve_count++] = serve;
+    if (strncmp(serve->key, PART, sizeof(PART) - 1) == 0) { /* the source copies much */
+        struct tl_quota *quota = tl_loop_quota(loop);
+        tl_quota_use(quota, tl_quota_left(quota));
+    }
     bool is_large = large_value != NULL && strncmp(serve->key, "large", 5) == 0;
     const struct tl_offer offer = {
         .tensor = tl_tensor_get(is_large ? large_value : value), .publication = 7, .step = 3};
@@ -657,6 +662,53 @@ START_TEST(other_links_come_between)
 }
 END_TEST
 
+#define BETWEEN 10 /* Each request of so many is for a part, as is the last one. */
+
+/* The requests of a frame, in either form, with keys that are kept or not. */
+static void give_requests_of_parts(unsigned slot, size_t count, bool is_packed, bool is_kept)
+{
+    static Tensorlane__V1__Request requests[LINK_MAX_REQUESTS];
+    static Tensorlane__V1__Request *pointers[LINK_MAX_REQUESTS];
+    struct tl_packer packer = {.bytes = many};
+    Frame frame = TENSORLANE__V1__FRAME__INIT;
+    for (size_t i = 0; i < count; i++) {
+        const char *text = (i + 1) % BETWEEN == 0 ? PART "r0+1,2+1/k" : "k";
+        const struct tl_packed_key key = {.text = text, .text_bytes = strlen(text), .is_kept = is_kept};
+        tensorlane__v1__request__init(&requests[i]);
+        requests[i].number = 1 + i;
+        requests[i].key = (char *)text;
+        pointers[i] = &requests[i];
+        if (is_packed) tl_pack_request(&packer, &requests[i], &key);
+    }
+    frame.requests = pointers;
+    frame.n_requests = is_packed ? 0 : count;
+    frame.packed_requests = (ProtobufCBinaryData){packer.used, many};
+    ck_assert(fake_stream_give(slot, tl_wire_write(&frame.base)));
+}
+
+/* A request whose answer uses up what is left of the quota is the last one before another link has its turn: in
+ * messages, packed, and with keys that are kept. */
+START_TEST(copies_use_up_the_quota)
+{
+    const size_t count = 10 * BETWEEN;
+    is_waiting = true;
+    unsigned slot = connect_client(true, 0);
+    unsigned other = connect_client(true, 0);
+    Frame small = TENSORLANE__V1__FRAME__INIT;
+    small.packed_requests = (ProtobufCBinaryData){4, (uint8_t *)"\x01\x02\x01o"};
+    give_requests_of_parts(slot, count, _i > 0, _i > 1);
+    ck_assert_uint_eq(serve_count, BETWEEN);
+    ck_assert(fake_stream_give(other, tl_wire_write(&small.base)));
+    for (size_t rounds = 2; rounds <= 10; rounds++) {
+        (void)tl_loop_run_closures(loop);
+        ck_assert_uint_eq(serve_count, rounds * BETWEEN + 1);
+    }
+    ck_assert(fake_stream_is_reading(slot));
+    ck_assert_uint_eq(links[slot]->keys.kept.count, _i > 1 ? count : 0);
+    ck_assert_uint_le(tl_quota_most(tl_loop_quota(loop)), TL_QUOTA);
+}
+END_TEST
+
 /* Of the many that are open on a link some end in each round, at either side: _i. */
 START_TEST(link_ends_in_rounds)
 {
@@ -939,6 +991,7 @@ int main(void)
     add(suite, "greater_priority_overtakes", greater_priority_overtakes_what_was_begun, 1);
     add(suite, "frame_of_several_tensors_is_bounded", frame_of_several_tensors_is_bounded, 1);
     add(suite, "other_links_come_between", other_links_come_between, 2);
+    add(suite, "copies_use_up_the_quota", copies_use_up_the_quota, 3);
     add(suite, "link_ends_in_rounds", link_ends_in_rounds, 2);
     add(suite, "link_may_end_amid_a_frame", link_may_end_amid_a_frame, 2);
     add(suite, "peer_that_reads_no_packed_records", peer_that_reads_no_packed_records_gets_messages, 1);

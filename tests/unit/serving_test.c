@@ -331,6 +331,47 @@ START_TEST(part_of_a_tensor_with_a_copy)
 }
 END_TEST
 
+/* Asks for a part of the value, and returns how much of the loop's quota the answer has used. */
+static uint32_t quota_used_by(struct tl_serving *serving, const char *name)
+{
+    uint32_t used = tl_loop_quota(worker.loop)->used;
+    newer = serve;
+    newer.key = name;
+    newer.is_final = false;
+    newer_answers = 0;
+    tl_serving_ops.request(serving, &newer);
+    ck_assert_uint_eq(newer_answers, 1);
+    tl_serving_ops.closed(serving, &newer, TL_SERVE_RECEIVED);
+    return tl_loop_quota(worker.loop)->used - used;
+}
+
+/* 1 MiB is copied for several ranges, which counts as 16 members of the control loop's quota, or as what is left of
+ * it. A part in one piece is not copied, and a copy by another thread takes none of the loop's time. */
+START_TEST(a_copied_part_uses_the_quota)
+{
+    static const char copied[] = "tensorlane.part/r80000+80000,0+80000/large";
+    struct tl_serving transport;
+    struct tl_tensor *large;
+    ck_assert_int_eq(tl_loop_create(&worker.loop, NULL), TL_OK);
+    worker.sources.pushed = tl_shares_create("limits.held", 4 << 20);
+    ck_assert_int_eq(tl_tensor_create(TL_U8, 1, (uint64_t[]){1 << 20}, &large, NULL), TL_OK);
+    memset(tl_tensor_data(large), 1, 1 << 20);
+    ck_assert_int_eq(tl_rendezvous_publish(worker.table, "large", 1, large, NULL, NULL), TL_OK);
+    tl_serving_init(&transport, &worker, &executor);
+    ck_assert_uint_eq(quota_used_by(&worker.serving, copied), 16);
+    ck_assert_uint_eq(quota_used_by(&worker.serving, "tensorlane.part/r0+80000/large"), 0);
+    ck_assert_uint_eq(quota_used_by(&transport, copied), 0);
+    tl_quota_use(tl_loop_quota(worker.loop), tl_quota_left(tl_loop_quota(worker.loop)) - 5);
+    ck_assert_uint_eq(quota_used_by(&worker.serving, copied), 5);
+    ck_assert_uint_eq(tl_shares_used(worker.sources.pushed), 0);
+    ck_assert_int_eq(tl_rendezvous_withdraw(worker.table, "large", NULL), TL_OK);
+    tl_tensor_put(large);
+    tl_shares_destroy(worker.sources.pushed);
+    tl_loop_destroy(worker.loop);
+    serve.source_state = NULL; /* it is over */
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("serving");
@@ -348,6 +389,7 @@ int main(void)
     tcase_add_test(tcase, no_bytes_lie_nowhere);
     suite_add_tcase(suite, tcase);
     add_own_case(suite, "part_of_a_tensor_with_a_copy", NULL, NULL, part_of_a_tensor_with_a_copy);
+    add_own_case(suite, "a_copied_part_uses_the_quota", setup, teardown, a_copied_part_uses_the_quota);
     TCase *refusals = tcase_create("a_peer_that_may_not_read_gets_no_value");
     tcase_add_checked_fixture(refusals, setup, teardown);
     tcase_add_test(refusals, a_peer_that_may_not_read_gets_no_value);
