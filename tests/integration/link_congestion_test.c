@@ -721,8 +721,8 @@ START_TEST(links_share_what_they_may_pin)
 END_TEST
 
 /* The end of a large value makes room for many small ones, whose sources copy so much that each of them leaves the next
- * one to a turn of its own. */
-START_TEST(values_that_were_let_go_come_back_in_turns)
+ * one to a round of its own. */
+START_TEST(values_that_were_let_go_come_back_in_rounds)
 {
     const size_t count = 33;
     offered = make_tensor(SMALL_BYTES);
@@ -1071,7 +1071,7 @@ int main(void)
     tcase_add_checked_fixture(many, setup, teardown);
     tcase_add_test(many, links_share_what_may_wait);
     tcase_add_test(many, links_share_what_they_may_pin);
-    tcase_add_test(many, values_that_were_let_go_come_back_in_turns);
+    tcase_add_test(many, values_that_were_let_go_come_back_in_rounds);
     tcase_add_test(many, frame_with_too_many_requests_ends_the_link);
     tcase_add_test(many, equal_failures_are_kept_once);
     suite_add_tcase(suite, many);
