@@ -14,6 +14,7 @@
 
 #include "base/hash_table.h"
 #include "base/ip.h"
+#include "base/log_limit.h"
 #include "base/mailbox.h"
 #include "base/timer.h"
 #include "config/config.h"
@@ -80,7 +81,10 @@ struct worker_members {
     /* [peer_network_count] networks from which members may connect (server/peers/admission.h) */
     struct tl_ip_network *peer_networks;
     size_t peer_network_count;
-    bool takes_any_origin;       /* members may connect from everywhere */
+    bool takes_any_origin; /* members may connect from everywhere */
+    /* the log of connections with the incarnation of another process */
+    struct tl_log_limit incarnation_log_limit; /* for each task and address */
+    uint64_t unlogged_incarnations;            /* number of refusals since the last that was logged */
     struct tl_list client_peers; /* list of struct client_peer (client_peer.c): links of clients that are no members */
     struct tl_list peer_waits;   /* list of struct tl_peer_wait (peer.c) */
     struct worker_probing probing;

@@ -24,6 +24,7 @@ enum tl_status tl_admission_init(struct tl_worker *worker, struct tl_error *ret_
 {
     const char *networks = worker->settings.peer_networks;
     tl_list_init(&worker->members.client_peers);
+    tl_log_limit_init(&worker->members.incarnation_log_limit);
     worker->members.takes_any_origin = networks != NULL && strcmp(networks, "any") == 0;
     if (networks == NULL || worker->members.takes_any_origin) return TL_OK;
     worker->members.peer_networks = calloc(TL_MAX_PEER_NETWORKS, sizeof(*worker->members.peer_networks));
@@ -42,6 +43,7 @@ enum tl_status tl_admission_init(struct tl_worker *worker, struct tl_error *ret_
 
 void tl_admission_fini(struct tl_worker *worker)
 {
+    tl_log_limit_fini(&worker->members.incarnation_log_limit);
     free(worker->members.peer_networks);
 }
 
@@ -186,6 +188,24 @@ static bool is_incarnation_taken(const struct tl_worker *worker, const struct tl
     return peer == NULL && tl_client_peer_has_incarnation(worker, who);
 }
 
+static void log_incarnation(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_identity *who)
+{
+    struct worker_members *members = &worker->members;
+    struct tl_ip ip;
+    char address[TL_IP_TEXT_BYTES] = "", cause[TL_IP_TEXT_BYTES + TL_MAX_NAME_BYTES];
+    if (tl_endpoint_ip(who->address, &ip)) tl_ip_format(&ip, address);
+    /* A name that is no task's is not part of the cause: a client can make up another one each time. */
+    snprintf(cause, sizeof(cause), "%s %s", address, peer != NULL ? peer->name : "");
+    if (!tl_log_limit_passes(&members->incarnation_log_limit, cause)) {
+        members->unlogged_incarnations++;
+        return;
+    }
+    TL_LOG_AT_WARN("a connection with the incarnation of another process was refused", TL_STR("peer", who->name),
+                   TL_STR("address", who->address), TL_INCARNATION("incarnation", who->incarnation),
+                   TL_U64("others", members->unlogged_incarnations));
+    members->unlogged_incarnations = 0;
+}
+
 static void log_second_worker(struct tl_peer *self, const struct tl_identity *who)
 {
     int64_t now_ns = tl_clock_now_ns();
@@ -223,7 +243,6 @@ enum tl_link_admission tl_peers_admit(struct tl_worker *worker, const struct tl_
     (void)tl_error_set(ret_error, TL_UNAVAILABLE,
                        "%s is connected to another process with the incarnation that %s at %s gives", worker->self.name,
                        who->name[0] != '\0' ? who->name : "a client", who->address);
-    TL_LOG_AT_WARN("a connection with the incarnation of another process was refused", TL_STR("peer", who->name),
-                   TL_STR("address", who->address), TL_INCARNATION("incarnation", who->incarnation));
+    log_incarnation(worker, peer, who);
     return TL_LINK_REFUSED;
 }

@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "control/internal.h"
 #include "fakes/cluster.h"
+#include "fakes/log_capture.h"
 #include "fakes/proxy.h"
 #include "fakes/raw_call.h"
 #include "fakes/run_suite.h"
@@ -237,6 +239,32 @@ START_TEST(an_acknowledgement_counts_only_from_the_peer_that_asked)
 }
 END_TEST
 
+/* Each caller is logged once, with the number of refusals that were not logged before. */
+START_TEST(refusals_of_an_incarnation_do_not_fill_the_log)
+{
+    static const char logged[] = "the incarnation of another process was refused";
+    cluster_init(&cluster, 3, NULL);
+    cluster_open(&cluster, 0);
+    send_cq = cluster_cq();
+    memset(calls, 0, sizeof(calls));
+    log_capture_begin();
+    tl_log_configure(TL_LOG_WARN, TL_LOG_KEY_VALUE);
+    call_as(&calls[0], MEMBER, 77, false);
+    expect_hello(&calls[0]);
+    for (unsigned i = 0; i < 6; i++) {
+        call_as(&calls[1], i % 2 == 0 ? CLIENT : "/job:other/task:0", 77, false);
+        expect_refused(&calls[1], TL_UNAVAILABLE, "another process with the incarnation");
+        hang_up(&calls[1]);
+    }
+    ck_assert_uint_eq(log_capture_count(logged), 1);
+    call_as(&calls[1], "/job:node/task:2", 77, false);
+    expect_refused(&calls[1], TL_UNAVAILABLE, "another process with the incarnation");
+    ck_assert_uint_eq(log_capture_count(logged), 2);
+    ck_assert_uint_eq(log_capture_count("others=5"), 1);
+    teardown_impostors();
+}
+END_TEST
+
 /* A false member that connects first does not keep the real one out. */
 START_TEST(a_member_takes_its_incarnation_from_a_client)
 {
@@ -331,6 +359,7 @@ int main(void)
     tcase_add_test(impostors, task_that_runs_twice_does_not_keep_its_peers_busy);
     tcase_add_test(impostors, no_peer_is_the_worker_itself);
     tcase_add_loop_test(impostors, an_acknowledgement_counts_only_from_the_peer_that_asked, 0, 2);
+    tcase_add_test(impostors, refusals_of_an_incarnation_do_not_fill_the_log);
     tcase_add_test(impostors, a_member_takes_its_incarnation_from_a_client);
     tcase_add_test(impostors, a_client_connects_twice);
     tcase_add_loop_test(impostors, a_member_must_come_from_its_address, 0, 9);
