@@ -222,6 +222,25 @@ static bool is_file_slow(const struct response *response)
            tl_mapped_file_may_wait(tl_tensor_data(tensor), tl_tensor_size_bytes(tensor));
 }
 
+/* Refuses a value without bytes that the peer could not take: in a DONE it would have left its owner, and other
+ * receivers may still have it. Returns whether it did. */
+static bool has_refused(struct response *response, const struct tl_meta_data *meta_data)
+{
+    struct tl_error error;
+    const struct tl_meta_data *wanted = response->expected != NULL ? &response->expected->meta_data : NULL;
+    if (meta_data->size_bytes > 0 || !response->is_fixed) return false;
+    if (wanted != NULL && tl_meta_data_is_equal(meta_data, wanted)) return false;
+    char shape[TL_SHAPE_TEXT_BYTES], wanted_shape[TL_SHAPE_TEXT_BYTES] = "";
+    tl_shape_format(&meta_data->shape, shape, sizeof(shape));
+    if (wanted != NULL) tl_shape_format(&wanted->shape, wanted_shape, sizeof(wanted_shape));
+    tl_error_set(&error, TL_FAILED_PRECONDITION, "%s is %s%s %s and does not fit the destination%s%s %s",
+                 response->serve.key, meta_data->is_dead ? "dead, " : "", tl_dtype_name(meta_data->dtype), shape,
+                 wanted != NULL ? ", which is " : "", wanted != NULL ? tl_dtype_name(wanted->dtype) : "", wanted_shape);
+    response_set_status(response, &error);
+    response_handle(response, RESPONSE_EVENT_STATUS);
+    return true;
+}
+
 static void reply(struct tl_serve *serve, const struct tl_error *status, const struct tl_offer *offer)
 {
     struct response *response = TL_CONTAINER_OF(serve, struct response, serve);
@@ -238,6 +257,7 @@ static void reply(struct tl_serve *serve, const struct tl_error *status, const s
     }
     sending->offer = *offer;
     const struct tl_meta_data *meta_data = tl_tensor_meta_data(offer->tensor);
+    if (has_refused(response, meta_data)) return;
     bool is_empty = meta_data->size_bytes == 0 || response_share(response);
     sending->is_inline = !is_empty && response_may_be_inline(response);
     if (is_empty || sending->is_inline) {

@@ -95,6 +95,31 @@ static struct tl_completion transfer(uint64_t step, struct tl_tensor *destinatio
     return got;
 }
 
+/* A sent value without bytes, a dead one or an empty one, stays with its owner when it does not fit the destination. */
+START_TEST(without_bytes_that_does_not_fit_stays)
+{
+    const uint64_t none = 0;
+    open_pair(0, "\"rdma\": \"require\"");
+    struct tl_completion first = transfer(1, NULL), got;
+    ck_assert_int_eq(first.path, TL_PATH_ZERO_COPY);
+    struct tl_tensor *value, *destination = cluster_tensor(LARGE, 99);
+    ck_assert_int_eq(_i == 0 ? tl_tensor_create_dead(&value, &error) : tl_tensor_create(TL_U8, 1, &none, &value, &error),
+                     TL_OK);
+    cluster_send(cluster.workers[0], "v", 1, value, sent);
+    tl_tensor_put(value);
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = destination};
+    ck_assert_int_eq(tl_recv_wait(cluster.workers[1], cluster_peer(cluster.workers[1], 0), "v", 1, &options,
+                                  CLUSTER_LONG, &got, &error),
+                     TL_FAILED_PRECONDITION);
+    ck_assert_ptr_nonnull(strstr(error.message, "does not fit the destination, which is U8 [1048576]"));
+    tl_tensor_put(destination);
+    value = cluster_recv_wait(cluster.workers[1], 0, "v", 1);
+    ck_assert_uint_eq(tl_tensor_size_bytes(value), 0);
+    tl_tensor_put(value);
+    cluster_expect(sent, TL_OK);
+}
+END_TEST
+
 /* Tensors are copied once, into memory that the library or the user has chosen. */
 START_TEST(copied_once)
 {
@@ -387,6 +412,7 @@ int main(void)
     tcase_set_timeout(tcase, 100);
     tcase_add_loop_test(tcase, copied_once, 0, 8);
     tcase_add_loop_test(tcase, copied_twice, 0, 4);
+    tcase_add_loop_test(tcase, without_bytes_that_does_not_fit_stays, 0, 2);
     tcase_add_loop_test(tcase, small_tensor_in_a_large_allocation_is_copied_twice, 0, 2);
     tcase_add_test(tcase, published_value_leaves_with_the_call);
     tcase_add_loop_test(tcase, published_tensor_arrives_while_many_others_are_awaited, 0, 2);

@@ -691,6 +691,24 @@ START_TEST(disconnect_cancels_what_is_open)
 }
 END_TEST
 
+/* What is written before the end arrives, but for what releases memory: the peer counts that as not sent, and so must
+ * the owner of the memory, or the value in it would be nowhere. */
+START_TEST(no_release_arrives_at_the_end)
+{
+    struct tl_exposure exposure = {0};
+    struct tl_region *region = side_map(&b, 4096);
+    side_expose(&b, region, region->address, 4096, &exposure);
+    side_write(&a, "x", 0, &exposure, 0, true, 0, NULL);
+    PUMP_UNTIL(b.immediates == 1);
+    side_write(&a, "x", 1, &exposure, 0, true, 1, NULL);
+    side_write(&a, "x", 0, &exposure, 0, true, 2, NULL);
+    side_disconnect(&b);
+    PUMP_UNTIL(a.drained && b.drained);
+    ck_assert_uint_eq(b.immediates, 2);
+    region_drop(region);
+}
+END_TEST
+
 /* The peer has closed the connection, which is not noticed yet: what is posted now must not be reported as done. */
 START_TEST(nothing_is_done_after_the_end)
 {
@@ -836,6 +854,7 @@ int main(void)
     tcase_add_test(tcase, the_end_wakes);
     tcase_add_test(tcase, disconnect_cancels_what_is_open);
     tcase_add_test(tcase, nothing_is_done_after_the_end);
+    tcase_add_test(tcase, no_release_arrives_at_the_end);
     tcase_add_test(tcase, a_thousand_connections);
     tcase_add_test(tcase, connections_that_are_never_made);
     suite_add_tcase(suite, tcase);
