@@ -144,8 +144,7 @@ static bool take(struct local_pair *pair, const struct local_slot *slot)
     case LOCAL_SLOT_IMMEDIATE: {
         uint64_t len_bytes = *(const volatile uint64_t *)&slot->len_bytes;
         /* When the pair ends, the peer may count one without bytes, which releases memory, as not sent. */
-        if (len_bytes > 0 || pair->state == LOCAL_CONNECTED)
-            pair->events.immediate(pair->owner, immediate, len_bytes);
+        if (len_bytes > 0 || pair->state == LOCAL_CONNECTED) pair->events.immediate(pair->owner, immediate, len_bytes);
         consume(pair);
         return false;
     }

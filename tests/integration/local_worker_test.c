@@ -103,8 +103,8 @@ START_TEST(without_bytes_that_does_not_fit_stays)
     struct tl_completion first = transfer(1, NULL), got;
     ck_assert_int_eq(first.path, TL_PATH_ZERO_COPY);
     struct tl_tensor *value, *destination = cluster_tensor(LARGE, 99);
-    ck_assert_int_eq(_i == 0 ? tl_tensor_create_dead(&value, &error) : tl_tensor_create(TL_U8, 1, &none, &value, &error),
-                     TL_OK);
+    ck_assert_int_eq(
+        _i == 0 ? tl_tensor_create_dead(&value, &error) : tl_tensor_create(TL_U8, 1, &none, &value, &error), TL_OK);
     cluster_send(cluster.workers[0], "v", 1, value, sent);
     tl_tensor_put(value);
     const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = destination};
