@@ -366,6 +366,7 @@ START_TEST(a_copied_part_uses_the_quota)
     ck_assert_uint_eq(tl_shares_used(worker.sources.pushed), 0);
     ck_assert_int_eq(tl_rendezvous_withdraw(worker.table, "large", NULL), TL_OK);
     tl_tensor_put(large);
+    tl_serving_fini(&transport);
     tl_shares_destroy(worker.sources.pushed);
     tl_loop_destroy(worker.loop);
     serve.source_state = NULL; /* it is over */
