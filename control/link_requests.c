@@ -202,9 +202,9 @@ static bool is_of_part(const struct link_key *key)
     return key->text_bytes >= prefix_bytes && memcmp(key->text, TL_PART_PREFIX, prefix_bytes) == 0;
 }
 
-/* Records that were handled are read again for the differences of those behind them. The key of one that is read can
- * not be read again, so that all that are read are started: a part is the last of them, because its copy may use up the
- * quota. Returns whether all were handled. */
+/* Records that were handled are read again for the differences of those behind them. A key cannot be read twice, so
+ * every record that is read is started. A part is the last one of its batch, because its copy may use up the quota.
+ * Returns whether all were handled. */
 static bool handle_packed(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
     struct tl_quota *quota = tl_loop_quota(link->control->loop);

@@ -145,8 +145,8 @@ static enum tl_status check_foreign_names(const struct tl_tls_context *context, 
     return TL_OK;
 }
 
-/* Connections keep the context that they were made with, so contexts with the same key share it: otherwise each reading
- * of the files would take more of the secure heap. */
+/* Returns the key of the context before if it is the same one, and frees the other. A connection keeps its context for
+ * as long as it lives: without this, each reading of the files could take more of the secure heap. */
 static EVP_PKEY *share_key(EVP_PKEY *key, const struct tl_tls_context *before)
 {
     EVP_PKEY *known = before != NULL ? SSL_CTX_get0_privatekey(before->ssl) : NULL;
@@ -372,6 +372,8 @@ static bool has_word(const char *list, const char *word)
 
 bool tl_tls_context_accepts(const struct tl_tls_context *context, const struct tl_certificate_name *peer)
 {
+    /* A DNS name is of no trust domain, even if it is spelt like one. */
+    if (peer->trust_domain[0] == '\0') return false;
     return has_word(context->foreign_names, peer->trust_domain) || has_word(context->foreign_names, peer->text);
 }
 

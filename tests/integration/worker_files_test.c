@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A published file is cut while it is served, after a check has found it unchanged and before its last bytes are read.
- * Its last page stays mapped, so the missing bytes are read as zeros, without a signal. Its path is not UTF-8: the text
- * of the failure names it, and reaches the receiver all the same.
+ * Its last page stays mapped, so the missing bytes are read as zeros, without a signal. Its path is not UTF-8,
+ * and the receiver is told all the same, in a text that names the file.
  */
 #include <check.h>
 #include <stdio.h>
