@@ -4,11 +4,15 @@
  * threads of a fuzz target's product run in those that have ended before. The linker passes the calls here
  * (--wrap=tl_thread_start,--wrap=pthread_join).
  */
+#include "fuzz/kept_threads.h"
+
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
+#include "base/list.h"
 #include "base/thread.h"
 
 /* A thread, which waits for something to run or runs it. */
@@ -22,8 +26,17 @@ struct kept {
     bool is_joinable; /* what it runs, or has run, was not waited for yet */
 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards all of it */
+/* What a thread would run. */
+struct held {
+    struct tl_list place;
+    void *(*run)(void *argument);
+    void *argument;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the next two */
 static struct kept *all;
+static struct tl_list all_held = {&all_held, &all_held};
+static const char *held_name = "";
 
 /* The linker's names. */
 enum tl_status __real_tl_thread_start(const char *name, void *(*run)(void *argument), void *argument,
@@ -68,8 +81,16 @@ static struct kept *find_free(struct tl_error *ret_error)
 enum tl_status __wrap_tl_thread_start(const char *name, void *(*run)(void *argument), void *argument,
                                       pthread_t *ret_thread, struct tl_error *ret_error)
 {
-    (void)name;
     TL_CHECK(pthread_mutex_lock(&mutex) == 0);
+    if (ret_thread == NULL && strcmp(name, held_name) == 0) {
+        struct held *held = calloc(1, sizeof(*held));
+        TL_CHECK(held != NULL);
+        held->run = run;
+        held->argument = argument;
+        tl_list_push_back(&all_held, &held->place);
+        TL_CHECK(pthread_mutex_unlock(&mutex) == 0);
+        return TL_OK;
+    }
     struct kept *kept = find_free(ret_error);
     kept->run = run;
     kept->argument = argument;
@@ -95,4 +116,23 @@ int __wrap_pthread_join(pthread_t thread, void **ret_result)
     }
     TL_CHECK(pthread_mutex_unlock(&mutex) == 0);
     return kept != NULL ? 0 : __real_pthread_join(thread, ret_result);
+}
+
+void kept_threads_hold(const char *name)
+{
+    held_name = name;
+}
+
+void kept_threads_run_held(void)
+{
+    TL_CHECK(pthread_mutex_lock(&mutex) == 0);
+    struct tl_list *place;
+    while ((place = tl_list_pop_front(&all_held)) != NULL) {
+        struct held held = *TL_CONTAINER_OF(place, struct held, place);
+        free(TL_CONTAINER_OF(place, struct held, place));
+        TL_CHECK(pthread_mutex_unlock(&mutex) == 0);
+        (void)held.run(held.argument);
+        TL_CHECK(pthread_mutex_lock(&mutex) == 0);
+    }
+    TL_CHECK(pthread_mutex_unlock(&mutex) == 0);
 }

@@ -28,6 +28,7 @@
 #include "fakes/whole_steps.h"
 #include "fuzz/fake_stream.h"
 #include "fuzz/fixed_random.h"
+#include "fuzz/kept_threads.h"
 #include "fuzz/link_frames.h"
 #include "server/worker_internal.h"
 
@@ -35,6 +36,7 @@
 #define CHUNK_BYTES 4096
 #define TEXTS 12
 #define STEPS 4
+#define MAX_TENSOR_BYTES (255 * 64)
 #define CONFIG(protocol)                                                                                               \
     "{\"protocol\": \"" protocol "\","                                                                                 \
     " \"cluster\": {\"ps\": [\"127.0.0.1:1\"], \"worker\": [\"127.0.0.1:2\", \"127.0.0.1:3\"]},"                       \
@@ -80,6 +82,7 @@ struct received {
 };
 
 static struct tl_wire_arena arena;
+static unsigned char tensor_bytes[MAX_TENSOR_BYTES]; /* link_frames_byte of each offset */
 static struct received received[FAKE_STREAMS];
 
 /* The state of one input. */
@@ -87,6 +90,7 @@ static struct tl_worker *worker;
 static struct tl_cq *cq;
 static uint64_t submitted_count;
 static uint64_t completed_count;
+static bool has_slow_probes; /* those of peers end at certain commands only */
 
 /* ----------------------------------------------------------------------------------------------------- answers -- */
 
@@ -184,7 +188,7 @@ static grpc_byte_buffer *compose_publish(struct fuzz_input *input)
 {
     static const Tensorlane__V1__DType dtypes[] = {TENSORLANE__V1__DTYPE__U8, TENSORLANE__V1__DTYPE__STRING,
                                                    TENSORLANE__V1__DTYPE__F6_E2M3, TENSORLANE__V1__DTYPE__INVALID};
-    static unsigned char bytes[255 * 64];
+    static unsigned char zeros[MAX_TENSOR_BYTES];
     Tensorlane__V1__PublishRequest request = TENSORLANE__V1__PUBLISH_REQUEST__INIT;
     Tensorlane__V1__MetaData meta_data = TENSORLANE__V1__META_DATA__INIT;
     uint8_t flags = fuzz_take_u8(input);
@@ -201,13 +205,11 @@ static grpc_byte_buffer *compose_publish(struct fuzz_input *input)
         request.key = (char *)texts[fuzz_take_u8(input) % TEXTS];
         request.meta_data = &meta_data;
     }
-    request.data.data = bytes;
-    request.data.len = (flags & 8) != 0 ? size : (size_t)fuzz_take_u8(input) * 64;
     /* All zeros are strings without characters; other data fits no string tensor. */
-    for (size_t i = 0; i < request.data.len; i++)
-        bytes[i] = (flags & 16) != 0 ? link_frames_byte(i) : 0;
+    request.data.data = (flags & 16) != 0 ? tensor_bytes : zeros;
+    request.data.len = (flags & 8) != 0 ? size : (size_t)fuzz_take_u8(input) * 64;
     request.has_checksum = (flags & 32) != 0;
-    request.checksum = checksum_of(bytes, request.data.len, flags);
+    request.checksum = checksum_of(request.data.data, request.data.len, flags);
     grpc_byte_buffer *message = tl_wire_write(&request.base);
     TL_CHECK(message != NULL);
     return message;
@@ -219,9 +221,7 @@ static struct tl_tensor *make_tensor(uint64_t size_bytes)
 {
     struct tl_tensor *tensor;
     TL_CHECK(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, NULL) == TL_OK);
-    unsigned char *data = tl_tensor_data(tensor);
-    for (uint64_t i = 0; i < size_bytes; i++)
-        data[i] = link_frames_byte(i);
+    if (size_bytes > 0) memcpy(tl_tensor_data(tensor), tensor_bytes, size_bytes);
     return tensor;
 }
 
@@ -287,34 +287,36 @@ static void take_completions(void)
 /* -------------------------------------------------------------------------------------------------------- time -- */
 
 #define MAX_SKIPPED_NS (24 * 3600 * TL_NS_PER_SEC)
+#define READ_NS 1000
+#define SLOW_READ_NS (200 * READ_NS)
 
-/* How far this thread's clock is ahead. With the real one, timers that are armed again and again would always be due
- * before those that wait for long. The linker passes the calls here. */
-static _Thread_local int64_t skipped_ns;
+/* This thread's clock while commands run, or 0: each reading of it takes a fixed time, so that what an input reaches
+ * does not depend on the machine, and commands skip time. With the real one, timers that are armed again and again
+ * would always be due before those that wait for long. The linker passes the calls here. */
+static _Thread_local int64_t clock_ns;
+static int64_t read_ns;
 
 int __real_clock_gettime(clockid_t clock, struct timespec *ret_time);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_time);
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_time)
 {
-    int result = __real_clock_gettime(clock, ret_time);
-    if (clock != CLOCK_MONOTONIC) return result;
-    int64_t nanoseconds = ret_time->tv_nsec + skipped_ns;
-    ret_time->tv_sec += nanoseconds / TL_NS_PER_SEC;
-    ret_time->tv_nsec = nanoseconds % TL_NS_PER_SEC;
-    return result;
+    if (clock != CLOCK_MONOTONIC || clock_ns == 0) return __real_clock_gettime(clock, ret_time);
+    clock_ns += read_ns;
+    ret_time->tv_sec = clock_ns / TL_NS_PER_SEC;
+    ret_time->tv_nsec = clock_ns % TL_NS_PER_SEC;
+    return 0;
 }
 
 /* Goes on to when the first timer is due, or each one that is armed now. */
 static void skip_time(bool is_to_last)
 {
     struct tl_timers *timers = tl_loop_timers(worker->loop);
-    int64_t now_ns = tl_clock_now_ns();
     int64_t until_ns = tl_timers_next_due_ns(timers);
     for (size_t i = 0; is_to_last && i < timers->count; i++)
         until_ns = timers->heap[i]->due_ns > until_ns ? timers->heap[i]->due_ns : until_ns;
     if (until_ns == TL_TIME_NEVER) return;
-    if (until_ns > now_ns) skipped_ns += until_ns - now_ns < MAX_SKIPPED_NS ? until_ns - now_ns : MAX_SKIPPED_NS;
+    if (until_ns > clock_ns) clock_ns += until_ns - clock_ns < MAX_SKIPPED_NS ? until_ns - clock_ns : MAX_SKIPPED_NS;
     (void)tl_timers_fire_due(timers, tl_clock_now_ns(), &(struct tl_quota){0});
 }
 
@@ -367,6 +369,8 @@ static void run_command(struct fuzz_input *input)
     if (command == 12) receive_own(input);
     if (command == 13) end_own(fuzz_take_u8(input));
     if (command >= 14) take_all();
+    if (command == 14 && (byte & 16) != 0) has_slow_probes = (byte & 32) != 0;
+    if (!has_slow_probes || command == 15) kept_threads_run_held();
     (void)tl_loop_run_once(worker->loop, 0);
     take_completions();
 }
@@ -398,11 +402,12 @@ static void break_calls(void)
 
 static void close_worker(void)
 {
-    skipped_ns = 0; /* it waits for threads whose clocks are not ahead */
+    clock_ns = 0; /* it waits for threads, which have another */
     fake_stream_ends_itself = true;
     tl_worker_close(worker, 0);
     fake_stream_ends_itself = false;
     take_completions();
+    kept_threads_run_held();
     TL_CHECK(completed_count == submitted_count);
     for (unsigned slot = 0; slot < FAKE_STREAMS; slot++)
         TL_CHECK(!fake_stream_is_open(slot));
@@ -460,6 +465,7 @@ static void start(void)
 {
     tl_log_configure(TL_LOG_ERROR, TL_LOG_KEY_VALUE);
     TL_CHECK(tl_wire_arena_init(&arena, 4 << 20, NULL) == TL_OK);
+    kept_threads_hold("tl-probe");
     /* gRPC's threads live as long as any loop; without this loop they would be started for each worker. */
     static struct tl_loop *keeper;
     TL_CHECK(tl_loop_create(&keeper, NULL) == TL_OK);
@@ -468,6 +474,8 @@ static void start(void)
         TL_CHECK(received[slot].hash_state != NULL);
     }
     fake_stream_on_send = on_send;
+    for (size_t i = 0; i < MAX_TENSOR_BYTES; i++)
+        tensor_bytes[i] = link_frames_byte(i);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
@@ -479,6 +487,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
     bool is_closed_amid = (options & 1) != 0;
     open_worker((options & 2) != 0);
     TL_CHECK(fake_stream_method_count() == TL_ARRAY_COUNT(methods));
+    clock_ns = tl_clock_now_ns();
+    read_ns = (options & 12) == 12 ? SLOW_READ_NS : READ_NS;
+    has_slow_probes = false;
     while (input.left > 0)
         run_command(&input);
     if (!is_closed_amid) {
