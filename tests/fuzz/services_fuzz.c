@@ -13,6 +13,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <time.h>
 #include <xxhash.h>
 
@@ -306,6 +307,15 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_time)
     ret_time->tv_sec = clock_ns / TL_NS_PER_SEC;
     ret_time->tv_nsec = clock_ns % TL_NS_PER_SEC;
     return 0;
+}
+
+int __real_epoll_wait(int fd, struct epoll_event *events, int capacity, int timeout_ms);
+int __wrap_epoll_wait(int fd, struct epoll_event *events, int capacity, int timeout_ms);
+
+/* The worker's helper would run its loop beside this thread when nothing else has for a while. */
+int __wrap_epoll_wait(int fd, struct epoll_event *events, int capacity, int timeout_ms)
+{
+    return __real_epoll_wait(fd, events, capacity, timeout_ms > 0 ? -1 : timeout_ms);
 }
 
 /* Goes on to when the first timer is due, or each one that is armed now. */
