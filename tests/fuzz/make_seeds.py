@@ -574,7 +574,8 @@ def services_seeds_of_links():
 
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "corpus")
-    for target, seeds in (("link", link_seeds()), ("services", services_seeds())):
+    import services_seeds as more  # it is made of the functions above
+    for target, seeds in (("link", link_seeds()), ("services", services_seeds()), ("services", more.services_seeds())):
         (folder / target).mkdir(parents=True, exist_ok=True)
         for name, script in seeds:
             (folder / target / name).write_bytes(script)
