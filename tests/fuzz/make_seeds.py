@@ -17,6 +17,7 @@ from tensorlane.v1 import cluster_pb2, transfer_pb2 as pb
 
 SELF = "/job:ps/task:0"
 PEER = "/job:worker/task:1"
+MAX_U64 = (1 << 64) - 1
 
 
 def pattern(count):
@@ -26,6 +27,22 @@ def pattern(count):
 def raw(message):
     data = message if isinstance(message, bytes) else message.SerializeToString(deterministic=True)
     return struct.pack("<H", len(data)) + data
+
+
+def splitmix(count):
+    """The numbers of fixed_random.c."""
+    state = 0
+    for _ in range(count):
+        state = state + 0x9e3779b97f4a7c15 & MAX_U64
+        number = (state ^ state >> 30) * 0xbf58476d1ce4e5b9 & MAX_U64
+        number = (number ^ number >> 27) * 0x94d049bb133111eb & MAX_U64
+        yield number ^ number >> 31
+
+
+def collide(factor):
+    """A number of a request that has the hash of number 1 on a link with this factor (link_serve_hash)."""
+    inverse = pow(factor | 1, -1, 1 << 64)
+    return next(d for d in (inverse * small & MAX_U64 for small in range(1, 1 << 20)) if d < 1 << 61) * 8 + 1
 
 
 # ---------------------------------------------------------------------------------------------------------- messages --
@@ -574,8 +591,10 @@ def services_seeds_of_links():
 
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "corpus")
-    import services_seeds as more  # it is made of the functions above
-    for target, seeds in (("link", link_seeds()), ("services", services_seeds()), ("services", more.services_seeds())):
+    import link_seeds as of_link  # these are made of the functions above
+    import services_seeds as of_services
+    for target, seeds in (("link", link_seeds()), ("link", of_link.link_seeds()),
+                          ("services", services_seeds()), ("services", of_services.services_seeds())):
         (folder / target).mkdir(parents=True, exist_ok=True)
         for name, script in seeds:
             (folder / target / name).write_bytes(script)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seeds of the fuzz target services that reach what those of make_seeds.py do not: budgets that run out, tables that
 grow, calls of a kind at once, records that are cut, and states that take several messages in order."""
-from make_seeds import (CHECK, EXCHANGE, LIST, PUBLISH, RECEIVE, REFLECT, TIME_IS_UP, TIME_PASSES, WITHDRAW, ask, call,
-                        chunk, drop, end, failure, first, give, half_close, health_pb2, hello, offers, packed_texts,
-                        pattern, pb, publish_own, question, requests, send_own, take)
+from make_seeds import (CHECK, EXCHANGE, LIST, MAX_U64, PUBLISH, RECEIVE, REFLECT, TIME_IS_UP, TIME_PASSES, WITHDRAW,
+                        ask, call, chunk, collide, drop, end, failure, first, give, half_close, health_pb2, hello, offers, packed_texts,
+                        pattern, pb, publish_own, question, requests, send_own, splitmix, take)
 
 KEYS = ["p0", "p1", "p2", "o1", "o2", "f", "w"]
 O1, O2 = 3, 4
 OTHER = "/job:worker/task:0"
 LARGE = 3 * 240 * 64  # less than three quarters of limits.held, which one client may have
 SLOW_CLOCK = b"\x0c"
-MAX_U64 = (1 << 64) - 1
 
 
 def link(slot=0, **fields):
@@ -79,22 +78,6 @@ def one_shots(number, count):
     begin = 2 * number
     varint = bytes([begin]) if begin < 128 else bytes([begin & 127 | 128, begin >> 7])
     return pb.Frame(packed_chunks=b"\x0e" + varint + b"\0\x0a\0\0\0\0" + b"\x0e\2\0\0\0\0\0\0" * (count - 1))
-
-
-def splitmix(count):
-    """The numbers of fixed_random.c."""
-    state = 0
-    for _ in range(count):
-        state = state + 0x9e3779b97f4a7c15 & MAX_U64
-        number = (state ^ state >> 30) * 0xbf58476d1ce4e5b9 & MAX_U64
-        number = (number ^ number >> 27) * 0x94d049bb133111eb & MAX_U64
-        yield number ^ number >> 31
-
-
-def collide(factor):
-    """A number of a request that has the hash of number 1 on a link with this factor (link_serve_hash)."""
-    inverse = pow(factor | 1, -1, 1 << 64)
-    return next(d for d in (inverse * small & MAX_U64 for small in range(1, 1 << 20)) if d < 1 << 61) * 8 + 1
 
 
 # Publications are numbered from the seventh on, and the thirteenth is the factor of the first link.
