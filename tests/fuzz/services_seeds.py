@@ -2,8 +2,8 @@
 """Seeds of the fuzz target services that reach what those of make_seeds.py do not: budgets that run out, tables that
 grow, calls of a kind at once, records that are cut, and states that take several messages in order."""
 from make_seeds import (CHECK, EXCHANGE, LIST, MAX_U64, PUBLISH, RECEIVE, REFLECT, TIME_IS_UP, TIME_PASSES, WITHDRAW,
-                        ask, call, chunk, collide, drop, end, failure, first, give, half_close, health_pb2, hello, offers, packed_texts,
-                        pattern, pb, publish_own, question, requests, send_own, splitmix, take)
+                        ask, call, chunk, collide, drop, end, failure, first, give, half_close, health_pb2, hello,
+                        offers, packed_texts, pattern, pb, publish_own, question, requests, send_own, splitmix, take)
 
 KEYS = ["p0", "p1", "p2", "o1", "o2", "f", "w"]
 O1, O2 = 3, 4
