@@ -8,6 +8,7 @@ from make_seeds import (CHECK, EXCHANGE, LIST, MAX_U64, PUBLISH, RECEIVE, REFLEC
 KEYS = ["p0", "p1", "p2", "o1", "o2", "f", "w"]
 O1, O2 = 3, 4
 OTHER = "/job:worker/task:0"
+QUOTA = 512  # TL_QUOTA
 LARGE = 3 * 240 * 64  # less than three quarters of limits.held, which one client may have
 SLOW_CLOCK = b"\x0c"
 
@@ -93,6 +94,10 @@ def services_seeds():
     yield from seeds_of_parts()
     yield from seeds_of_frames()
     yield from seeds_of_fetches()
+    yield from seeds_of_exact_quotas()
+    yield from seeds_of_answers()
+    yield from seeds_of_half_bytes()
+    yield from seeds_of_repeated_shapes()
 
 
 def seeds_of_subscriptions():
@@ -258,3 +263,51 @@ def seeds_of_fetches():
                                   receive_own() * 10 + take(0) * 2 + give(0, one_shots(41, 30)) + take(0))
     yield "goodbye_before_acknowledged", linked[:-2] + give(0, chunk(1, half, 64, is_one_shot=True)) + give(
         0, pb.Frame(goodbye=True)) + take(0) * 3
+
+
+def seeds_of_exact_quotas():
+    """The values of a step are as many as the quota allows, so that the receiver that waits has its end later."""
+    many = b"\0" + link() + b"".join(reserve_many(QUOTA)) + give(0, requests("missing", first=999))
+    yield "step_ended_with_quota_and_waiter", many + end_step(0)
+    yield "step_aborted_with_quota_and_waiter", many + abort_step(0)
+    yield "failures_beyond_quota", b"\0" + link() + give(0, pb.Frame(failures=[pb.Failure()] * (QUOTA + 1)))
+
+
+def seeds_of_answers():
+    # A thousand answers that wait keep a link busy, unless a failure is among them or they are large.
+    packed = link(reads_packed=True, kept_keys=2)
+    for name, size, others in (("failure", 0, give(0, requests("tensorlane.part/x/p0", first=3000))),
+                               ("many_bytes", 640, b"")):
+        yield f"answers_busy_with_{name}", b"\0" + publish_own(size, 0) + packed + give(
+            0, requests("p0", "w", first=2000)) + others + give(0, packed_same("p0", 1024))
+    # The value that is given back is on its way to the second request when that is cancelled too.
+    frame = pb.Frame(cancels=[1, 2], requests=requests("w", first=3).requests)
+    yield "cancelled_and_other_asked", b"\0" + link() + send_own(64, 3) + give(0, requests("o1", "o1")) + give(0, frame)
+    # The checksum of what the peer has already is made of more bytes than are hashed for one frame.
+    resumed = [pb.Request(number=n, key="k", publication=RANDOM[6] + 1 & MAX_U64, resume_offset=LARGE,
+                          wants_checksum=True) for n in range(1, 95)]
+    yield "resumed_hashes_over_budget", b"\0" + publish_large("k") + link() + give(
+        0, pb.Frame(requests=resumed)) + take(0) * 2
+    yield "fetch_failed_within_wide_character", b"\0" + link() + receive_own() + take(0) + give(
+        0, failure(1, 10, "\U0001f600" * 256))
+
+
+def seeds_of_half_bytes():
+    for name, dims, size, part in (("row", [4, 3], 6, "b2+1,0+2"), ("rows", [2, 3, 3], 9, "b0+2,0+2,0+2"),
+                                   ("whole", [3], 2, "b0+3")):
+        message = pb.PublishRequest(key="k", data=bytes(size), meta_data=pb.MetaData(
+            dtype=pb.U4, dims=dims, size_bytes=size))
+        yield f"part_half_bytes_{name}", b"\0" + ask(PUBLISH, message, 1) + ask(
+            RECEIVE, pb.ReceiveRequest(key=f"tensorlane.part/{part}/k"))
+
+
+def seeds_of_repeated_shapes():
+    """Shapes that a later piece repeats, and characters of four bytes."""
+    fetch = b"\0" + link() + receive_own() + take(0)
+    for name, dims, size, begun in (("scalar", [], 1, 0), ("matrix", [2, 4], 8, 4)):
+        meta_data = pb.MetaData(dtype=pb.U8, dims=dims, size_bytes=size)
+        pieces = ((0, begun), (begun, size - begun))
+        yield f"fetch_repeats_shape_of_{name}", fetch + b"".join(give(0, pb.Frame(chunks=[pb.Chunk(
+            number=1, offset=offset, len_bytes=count, publication=5, meta_data=meta_data)], data=pattern(size)[
+                offset:offset + count])) for offset, count in pieces)
+    yield "list_pattern_wide_character", b"\0" + ask(LIST, pb.ListRequest(pattern="\U0001f600"))
