@@ -217,6 +217,15 @@ def seeds_of_frames():
     yield "packed_chunks_cut", b"\0" + b"".join(
         link(**packed) + give(0, pb.Frame(packed_chunks=record)) + drop(0)
         for record in (b"\2\2\1", b"\2\2\1\x0a", b"\x80"))
+    # Flags, number, length, offset, publication, step, dtype, rank, one dim, size and a checksum.
+    chunks = b"\x13\2\1\1\2\2\1\1\1\1" + bytes(8)
+    # Flags, number, length of the key and the key, step, subscription, publication and offset.
+    asked = b"\x95\1\2\1f\2\2" + bytes(8) + b"\1"
+    for name, field, record in (("chunks", "packed_chunks", chunks), ("requests", "packed_requests", asked)):
+        for kind, end_of in (("within", b""), ("in_long_number", b"\x80")):
+            yield f"packed_{name}_cut_{kind}", b"\0" + b"".join(
+                link(**packed) + give(0, pb.Frame(**{field: record[:count] + end_of})) + drop(0)
+                for count in range(1, len(record)))
     yield "requests_then_chunks", b"\0" + link(**packed) + give(0, packed_same("p0", 300, packed_chunks=b"\0\2\0"))
     yield "requests_plain_too_many", b"\0" + link() + give(0, b"\x12\0" * 1025) + end(0)
     yield "answers_busy", (b"\0" + publish_own(0, 0) + link(**packed) + give(0, requests("p0", "w", first=2000)) +
