@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seeds of the fuzz target link that reach what those of make_seeds.py do not: quotas that run out, messages beyond
 what is allowed, and orders of messages."""
-from make_seeds import (ANSWER, BREAK, CLOSE, END, FETCH, TAKE, THEIRS, TIMERS, UP, chunk, collide, failure, frame,
-                        hello, pattern, pb, requests, splitmix)
+from make_seeds import (ANSWER, BREAK, CLOSE, END, FETCH, QUOTA, TAKE, THEIRS, TIMERS, UP, chunk, collide, described,
+                        failure, frame, hello, packed_same, pattern, pb, requests, splitmix, varint)
 
-QUOTA = 512  # TL_QUOTA
 FULL = [9] * QUOTA  # cancels of nothing that use up the quota
-
-
-def varint(value):
-    return bytes([value & 127 | 128]) + varint(value >> 7) if value > 127 else bytes([value])
 
 
 def held(command):
@@ -17,19 +12,9 @@ def held(command):
     return bytes([command[0] | 0x80]) + command[1:]
 
 
-def packed_same(text, count):
-    """Packed requests for one key: its text once, then its number."""
-    return pb.Frame(packed_requests=b"\3\2" + bytes([len(text)]) + text.encode() + b"\0\2\0" * (count - 1))
-
-
 def packed_more(first, count):
-    """More of them: the key has the number 0."""
+    """Packed requests for the key that has the number 0."""
     return pb.Frame(packed_requests=b"\0" + varint(2 * first) + b"\0" + b"\0\2\0" * (count - 1))
-
-
-def described(number, dtype, dims, size, data=b""):
-    return pb.Frame(chunks=[pb.Chunk(number=number, len_bytes=len(data), publication=5, meta_data=pb.MetaData(
-        dtype=dtype, dims=dims, size_bytes=size))], data=data)
 
 
 def link_seeds():

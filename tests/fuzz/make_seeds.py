@@ -18,6 +18,7 @@ from tensorlane.v1 import cluster_pb2, transfer_pb2 as pb
 SELF = "/job:ps/task:0"
 PEER = "/job:worker/task:1"
 MAX_U64 = (1 << 64) - 1
+QUOTA = 512  # TL_QUOTA
 
 
 def pattern(count):
@@ -71,6 +72,21 @@ def failure(number, code, message="why", **fields):
 def packed_texts(*keys, flags=1):
     """Requests in the packed form of docs/protocol.md: each number one more than the one before, each key as a text."""
     return pb.Frame(packed_requests=b"".join(bytes([flags, 2, len(key)]) + key.encode() for key in keys))
+
+
+def varint(value):
+    return bytes([value & 127 | 128]) + varint(value >> 7) if value > 127 else bytes([value])
+
+
+def packed_same(text, count, **fields):
+    """Packed requests for one key: its text once, then its number."""
+    return pb.Frame(packed_requests=b"\3\2" + bytes([len(text)]) + text.encode() + b"\0\2\0" * (count - 1), **fields)
+
+
+def described(number, dtype, dims, size, data=b"", **fields):
+    """A piece of any type and shape, which need not fit each other."""
+    return pb.Frame(chunks=[pb.Chunk(number=number, len_bytes=len(data), publication=5, meta_data=pb.MetaData(
+        dtype=dtype, dims=dims, size_bytes=size), **fields)], data=data)
 
 
 def offers(transport):

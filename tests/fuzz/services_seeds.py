@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seeds of the fuzz target services that reach what those of make_seeds.py do not: budgets that run out, tables that
 grow, calls of a kind at once, records that are cut, and states that take several messages in order."""
-from make_seeds import (CHECK, EXCHANGE, LIST, MAX_U64, PUBLISH, RECEIVE, REFLECT, TIME_IS_UP, TIME_PASSES, WITHDRAW,
-                        ask, call, chunk, collide, drop, end, failure, first, give, half_close, health_pb2, hello,
-                        offers, packed_texts, pattern, pb, publish_own, question, requests, send_own, splitmix, take)
+from make_seeds import (CHECK, EXCHANGE, LIST, MAX_U64, PUBLISH, QUOTA, RECEIVE, REFLECT, TIME_IS_UP, TIME_PASSES,
+                        WITHDRAW, ask, call, chunk, collide, described, drop, end, failure, first, give, half_close,
+                        health_pb2, hello, offers, packed_same, packed_texts, pattern, pb, publish_own, question,
+                        requests, send_own, splitmix, take, varint)
 
 KEYS = ["p0", "p1", "p2", "o1", "o2", "f", "w"]
 O1, O2 = 3, 4
 OTHER = "/job:worker/task:0"
-QUOTA = 512  # TL_QUOTA
 LARGE = 3 * 240 * 64  # less than three quarters of limits.held, which one client may have
 SLOW_CLOCK = b"\x0c"
 
@@ -47,9 +47,7 @@ def reserve_many(count):
             yield give(0, packed_texts(*KEYS, flags=3)) + take(0)
         else:
             # The difference of the first number, and key 0 to 6, each one more than the one before.
-            ahead = 2 * (number + 1)
-            varint = bytes([ahead]) if ahead < 128 else bytes([ahead & 127 | 128, ahead >> 7])
-            records = b"".join(b"\0" + (b"\2" if key else varint) + (b"\2" if key else b"\0") for key in keys)
+            records = b"".join(b"\0\2\2" if key else b"\0" + varint(2 * (number + 1)) + b"\0" for key in keys)
             yield give(0, pb.Frame(packed_requests=records)) + take(0)
         yield end_step(0)
 
@@ -63,22 +61,10 @@ def received(slot, key):
     return call(RECEIVE) + give(slot, pb.ReceiveRequest(key=key)) + half_close(slot)
 
 
-def described(number, data, dtype, dims, size, **fields):
-    fields.setdefault("publication", 5)
-    return pb.Frame(chunks=[pb.Chunk(number=number, len_bytes=len(data), meta_data=pb.MetaData(
-        dtype=dtype, dims=dims, size_bytes=size), **fields)], data=data)
-
-
-def packed_same(text, count, **fields):
-    """Packed requests for one key: its text once, then its number."""
-    return pb.Frame(packed_requests=b"\3\2" + bytes([len(text)]) + text.encode() + b"\0\2\0" * (count - 1), **fields)
-
-
 def one_shots(number, count):
     """Dead one-shot values for requests that follow each other, packed."""
-    begin = 2 * number
-    varint = bytes([begin]) if begin < 128 else bytes([begin & 127 | 128, begin >> 7])
-    return pb.Frame(packed_chunks=b"\x0e" + varint + b"\0\x0a\0\0\0\0" + b"\x0e\2\0\0\0\0\0\0" * (count - 1))
+    first_one = b"\x0e" + varint(2 * number) + b"\0\x0a\0\0\0\0"
+    return pb.Frame(packed_chunks=first_one + b"\x0e\2\0\0\0\0\0\0" * (count - 1))
 
 
 # Publications are numbered from the seventh on, and the thirteenth is the factor of the first link.
@@ -160,6 +146,7 @@ def seeds_of_peers():
     one_way = link(name="", is_one_way=True)
     yield "client_evicted", b"\0" + one_way + link(1) + take(0) + end(0)
     host = {"host": b"h" * 16, "host_name": "h", "process_id": 7}
+    # The digest of the cluster in the target's CONFIG, which a worker logs when a peer has another.
     yield "link_same_cluster", b"\0" + link(cluster_digest=463359488999589207)
     yield "rivals_with_hosts", b"\0" + b"".join(
         link(1 - i % 2 if i else 0, incarnation=77 + i % 2, **host) + end(i % 2) for i in range(6))
@@ -262,11 +249,11 @@ def seeds_of_fetches():
     linked = b"\0" + receive_own() + take(0) + give(0, hello(expected_name="")) + take(0)
     again = drop(0) + TIME_PASSES + take(0) + give(0, hello(expected_name="")) + take(0)
     half = pattern(64)
-    begun = linked + give(0, described(1, half, pb.U8, [2, 64], 128)) + again
+    begun = linked + give(0, described(1, pb.U8, [2, 64], 128, half)) + again
     for name, dtype, dims, size, offset in (("offset", pb.U8, [2, 64], 128, 32), ("dtype", pb.I8, [2, 64], 128, 64),
                                             ("size", pb.U8, [2, 65], 130, 64), ("rank", pb.U8, [128], 128, 64),
                                             ("dims", pb.U8, [64, 2], 128, 64), ("whole", pb.U8, [128], 128, 0)):
-        yield f"fetch_resumed_other_{name}", begun + give(0, described(1, half, dtype, dims, size, offset=offset))
+        yield f"fetch_resumed_other_{name}", begun + give(0, described(1, dtype, dims, size, half, offset=offset))
     asking = b"\0" + receive_own() + take(0) + give(0, hello(expected_name="", reads_packed=True, kept_keys=2))
     yield "one_shots_confirmed", (asking + receive_own() * 59 + take(0) * 2 + give(0, one_shots(1, 40)) + take(0) +
                                   receive_own() * 10 + take(0) * 2 + give(0, one_shots(41, 30)) + take(0))

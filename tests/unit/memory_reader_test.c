@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Readers of memory: what is read arrives, also in pieces, and a destination that was taken back is not written. */
 #include <check.h>
+#include <dirent.h>
 #include <inttypes.h>
 #include <errno.h>
 #include <poll.h>
@@ -78,6 +79,17 @@ static int await_end(void)
     return result;
 }
 
+static unsigned count_threads(void)
+{
+    unsigned count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    ck_assert_ptr_nonnull(tasks);
+    for (const struct dirent *task; (task = readdir(tasks)) != NULL;)
+        count += task->d_name[0] != '.';
+    closedir(tasks);
+    return count;
+}
+
 START_TEST(read_whole)
 {
     static const uint64_t lens[] = {1, 4096, LEN_BYTES - 1};
@@ -136,6 +148,23 @@ START_TEST(taken_back)
 }
 END_TEST
 
+/* A thread that has nothing to read for a while ends, and the next reading starts another one. */
+START_TEST(read_after_the_thread_has_ended)
+{
+    unsigned with_thread = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        memset(destination, GUARD, LEN_BYTES);
+        start(source, LEN_BYTES, false);
+        if (i == 0) with_thread = count_threads();
+        ck_assert_uint_eq(count_threads(), with_thread);
+        ck_assert_int_eq(await_end(), 0);
+        ck_assert_int_eq(memcmp(destination, source, LEN_BYTES), 0);
+        while (count_threads() == with_thread)
+            ck_assert_int_eq(poll(NULL, 0, 10), 0);
+    }
+}
+END_TEST
+
 /* The thread frees a reader that is destroyed while it reads. */
 START_TEST(destroyed_while_it_reads)
 {
@@ -161,6 +190,7 @@ int main(void)
     tcase_add_test(tcase, read_to_memory_closely_behind);
     tcase_add_loop_test(tcase, memory_that_is_not_there, 0, 2);
     tcase_add_loop_test(tcase, taken_back, 0, 2);
+    tcase_add_test(tcase, read_after_the_thread_has_ended);
     tcase_add_loop_test(tcase, destroyed_while_it_reads, 0, 2);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
