@@ -3,6 +3,7 @@
 #ifndef CONTROL_GRPC_ADAPTER_H
 #define CONTROL_GRPC_ADAPTER_H
 
+#include <grpc/grpc.h>
 #include <grpc/support/log.h>
 
 #ifdef TENSORLANE_GRPC_CURRENT
@@ -20,6 +21,9 @@ typedef struct {
 /* Gives each line of gRPC's log to the function, from any thread; NULL: to stderr. Lines below errors are left out
  * unless GRPC_VERBOSITY says otherwise. */
 void gpr_set_log_function(void (*function)(gpr_log_func_args *args));
+
+/* As grpc_server_add_channel_from_fd, and says what grpc_call_get_peer returns for calls of this connection. */
+void tl_grpc_add_connection(grpc_server *server, int fd, const char *name);
 
 #ifdef __cplusplus
 }

@@ -55,6 +55,7 @@
 struct connection {
     int socket;              /* the TCP connection */
     uint64_t cookie;         /* identifies that socket; 0 where there is no entry */
+    uint64_t grpc_cookie;    /* identifies gRPC's socket, which is the same one without a relay */
     uint64_t credit;         /* bytes that came to something */
     uint64_t received_bytes; /* at the last look */
     uint64_t recent_bytes;   /* received between the last two looks */
@@ -82,13 +83,6 @@ struct tl_guard {
 
 /* ----------------------------------------------------------------------------------------------------- sockets -- */
 
-uint64_t tl_guard_cookie(int fd)
-{
-    uint64_t cookie = 0;
-    socklen_t length = sizeof(cookie);
-    return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &length) == 0 ? cookie : 0;
-}
-
 static bool get_info(int fd, struct tcp_info *ret_info)
 {
     socklen_t length = sizeof(*ret_info);
@@ -108,7 +102,7 @@ static void end_connection(struct tl_guard *guard, int fd, const char *reason)
     struct connection *connection = &guard->connections[fd];
     if (dup3(connection->socket, guard->spare, O_CLOEXEC) < 0) return; /* gRPC has closed it: the next look sees that */
     char peer[TL_ENDPOINT_TARGET_BYTES] = "";
-    if (tl_guard_cookie(guard->spare) == connection->cookie) {
+    if (tl_connection_cookie(guard->spare) == connection->cookie) {
         (void)tl_endpoint_peer(guard->spare, peer);
         disconnect(guard->spare);
         TL_LOG_AT_WARN("connection ended", TL_STR("address", peer), TL_STR("reason", reason),
@@ -126,7 +120,8 @@ static void end_connection(struct tl_guard *guard, int fd, const char *reason)
 static bool look_at(struct connection *connection)
 {
     struct tcp_info info;
-    if (tl_guard_cookie(connection->socket) != connection->cookie || !get_info(connection->socket, &info)) return false;
+    if (tl_connection_cookie(connection->socket) != connection->cookie || !get_info(connection->socket, &info))
+        return false;
     uint64_t received = info.tcpi_bytes_received;
     uint64_t answers = info.tcpi_bytes_acked / SENT_BYTES_PER_CREDIT;
     /* Credit that is not needed is not kept for later. */
@@ -300,48 +295,58 @@ static bool make_space(struct tl_guard *guard, int fd)
     return true;
 }
 
-void tl_guard_add(struct tl_guard *guard, int fd, int connection, uint64_t cookie)
+void tl_guard_add(struct tl_guard *guard, int fd, int socket, uint64_t cookie)
 {
     pthread_mutex_lock(&guard->mutex);
     if (cookie != 0 && make_space(guard, fd)) {
         if (guard->connections[fd].cookie == 0) guard->count++;
         guard->connections[fd] = (struct connection){
-            .socket = connection, .cookie = cookie, .limit_ns = tl_clock_deadline_ns(guard->options.max_unfinished_ns)};
+            .socket = socket,
+            .cookie = cookie,
+            .grpc_cookie = tl_connection_cookie(fd),
+            .limit_ns = tl_clock_deadline_ns(guard->options.max_unfinished_ns),
+        };
         if (guard->count == 1) pthread_cond_signal(&guard->changed);
     }
     pthread_mutex_unlock(&guard->mutex);
 }
 
-static void add_credit(struct tl_guard *guard, int fd, uint64_t bytes)
+/* NULL: it is not watched, and another connection may have its descriptor. */
+static struct connection *find(const struct tl_guard *guard, const struct tl_connection *connection)
+{
+    if (connection->fd < 0 || (size_t)connection->fd >= guard->capacity) return NULL;
+    struct connection *found = &guard->connections[connection->fd];
+    return found->grpc_cookie == connection->cookie ? found : NULL;
+}
+
+static void add_credit(struct tl_guard *guard, const struct tl_connection *connection, uint64_t bytes)
 {
     pthread_mutex_lock(&guard->mutex);
-    if (fd >= 0 && (size_t)fd < guard->capacity) guard->connections[fd].credit += bytes;
+    struct connection *found = find(guard, connection);
+    if (found != NULL) found->credit += bytes;
     pthread_mutex_unlock(&guard->mutex);
 }
 
-void tl_guard_call_began(struct tl_guard *guard, int fd)
+void tl_guard_call_began(struct tl_guard *guard, const struct tl_connection *connection)
 {
-    add_credit(guard, fd, CALL_BYTES);
+    add_credit(guard, connection, CALL_BYTES);
 }
 
-void tl_guard_message(struct tl_guard *guard, int fd, uint64_t message_bytes)
+void tl_guard_message(struct tl_guard *guard, const struct tl_connection *connection, uint64_t message_bytes)
 {
-    add_credit(guard, fd, message_bytes + message_bytes / 8 + MESSAGE_BYTES);
+    add_credit(guard, connection, message_bytes + message_bytes / 8 + MESSAGE_BYTES);
 }
 
-void tl_guard_hold(struct tl_guard *guard, int fd, bool is_held)
+void tl_guard_hold(struct tl_guard *guard, const struct tl_connection *connection, bool is_held)
 {
     pthread_mutex_lock(&guard->mutex);
-    if (fd >= 0 && (size_t)fd < guard->capacity) {
-        struct connection *connection = &guard->connections[fd];
-        if (is_held) connection->held_count++;
-        /* Another connection may have the descriptor by now, which has no such call. */
-        if (!is_held && connection->held_count > 0 && --connection->held_count == 0) begin_limit(guard, connection);
-    }
+    struct connection *found = find(guard, connection);
+    if (found != NULL && is_held) found->held_count++;
+    if (found != NULL && !is_held && found->held_count > 0 && --found->held_count == 0) begin_limit(guard, found);
     pthread_mutex_unlock(&guard->mutex);
 }
 
-void tl_guard_call_ended(struct tl_guard *guard, int fd)
+void tl_guard_call_ended(struct tl_guard *guard, const struct tl_connection *connection)
 {
-    add_credit(guard, fd, guard->options.max_message_bytes);
+    add_credit(guard, connection, guard->options.max_message_bytes);
 }

@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "control/connection.h"
 #include "control/loop.h"
 
 struct tl_guard;
@@ -37,20 +38,17 @@ enum tl_status tl_guard_create(const struct tl_guard_options *options, struct tl
 /* Ends the thread. No connection is ended any more. NULL is accepted. */
 void tl_guard_destroy(struct tl_guard *guard);
 
-/* Returns what identifies a connection also when its descriptor is used again; 0: it is none. Thread: any. */
-uint64_t tl_guard_cookie(int connection);
-
-/* Watches a connection that was accepted, before gRPC gets it: fd is gRPC's descriptor, and connection that of the TCP
+/* Watches a connection that was accepted, before gRPC gets it: fd is gRPC's descriptor, and socket that of the TCP
  * connection with the cookie, which is the same one unless a relay is between them. The relay may have ended it
  * already. Without memory the connection is not watched. Thread: any. */
-void tl_guard_add(struct tl_guard *guard, int fd, int connection, uint64_t cookie);
+void tl_guard_add(struct tl_guard *guard, int fd, int socket, uint64_t cookie);
 
-/* What came of the connection's bytes; a descriptor that is not watched is ignored. Thread: any. */
-void tl_guard_call_began(struct tl_guard *guard, int fd);
-void tl_guard_message(struct tl_guard *guard, int fd, uint64_t message_bytes);
+/* What came of the connection's bytes; one that is not watched, or no longer, is ignored. Thread: any. */
+void tl_guard_call_began(struct tl_guard *guard, const struct tl_connection *connection);
+void tl_guard_message(struct tl_guard *guard, const struct tl_connection *connection, uint64_t message_bytes);
 /* A call's messages stay unread because of this process, or no longer. Meanwhile the client is not to blame for how
  * long messages stay unfinished. Thread: any. */
-void tl_guard_hold(struct tl_guard *guard, int fd, bool is_held);
-void tl_guard_call_ended(struct tl_guard *guard, int fd);
+void tl_guard_hold(struct tl_guard *guard, const struct tl_connection *connection, bool is_held);
+void tl_guard_call_ended(struct tl_guard *guard, const struct tl_connection *connection);
 
 #endif

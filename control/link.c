@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/random.h"
+#include "control/connection.h"
 #include "control/credentials.h"
 #include "control/grpc_text.h"
 #include "control/link_serves.h"
@@ -421,7 +422,7 @@ static void dialled(void *owner, int fd, const struct tl_error *failure)
     struct tl_link *link = owner;
     link->dial = NULL;
     struct tl_error error = *failure;
-    struct tl_tls_peer *peer = fd >= 0 ? tl_tls_find(link->control->tls, fd) : NULL;
+    struct tl_tls_peer *peer = fd >= 0 ? tl_tls_find(link->control->tls, tl_connection_cookie(fd)) : NULL;
     if (fd >= 0 && peer == NULL) {
         (void)close(fd);
         tl_error_set(&error, TL_UNAVAILABLE, "%s ended the connection", link->peer.address);

@@ -15,7 +15,6 @@
 #include "control/rpc_server.h"
 
 #include <grpc/compression.h>
-#include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -29,6 +28,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/shares.h"
+#include "control/connection.h"
 #include "control/credentials.h"
 #include "control/endpoint.h"
 #include "control/guard.h"
@@ -122,19 +122,19 @@ static void arm_stop_timer(struct tl_rpc_server *server)
     }
 }
 
-static void message_came(void *context, int connection, uint64_t message_bytes)
+static void message_came(void *context, const struct tl_connection *connection, uint64_t message_bytes)
 {
     struct tl_rpc_server *server = context;
     tl_guard_message(server->guard, connection, message_bytes);
 }
 
-static void call_held(void *context, int connection, bool is_held)
+static void call_held(void *context, const struct tl_connection *connection, bool is_held)
 {
     struct tl_rpc_server *server = context;
     tl_guard_hold(server->guard, connection, is_held);
 }
 
-static void call_ended(void *context, int connection)
+static void call_ended(void *context, const struct tl_connection *connection)
 {
     struct tl_rpc_server *server = context;
     tl_guard_call_ended(server->guard, connection);
@@ -163,19 +163,19 @@ static void slot_arm(struct slot *slot)
     server->armed_slots++;
 }
 
-static void charged_message_came(void *context, int connection, uint64_t message_bytes)
+static void charged_message_came(void *context, const struct tl_connection *connection, uint64_t message_bytes)
 {
     struct charged_call *charged = context;
     message_came(charged->server, connection, message_bytes);
 }
 
-static void charged_call_held(void *context, int connection, bool is_held)
+static void charged_call_held(void *context, const struct tl_connection *connection, bool is_held)
 {
     const struct charged_call *charged = context;
     call_held(charged->server, connection, is_held);
 }
 
-static void charged_call_ended(void *context, int connection)
+static void charged_call_ended(void *context, const struct tl_connection *connection)
 {
     struct charged_call *charged = context;
     struct tl_rpc_server *server = charged->server;
@@ -188,8 +188,7 @@ static const struct tl_stream_hooks charged_hooks = {
     .message = charged_message_came, .hold = charged_call_held, .end = charged_call_ended};
 
 /* Charges the client with the call, until the stream ends. */
-static enum tl_status charge(struct method *method, struct tl_stream *stream, int connection,
-                             struct tl_error *ret_error)
+static enum tl_status charge(struct method *method, struct tl_stream *stream, struct tl_error *ret_error)
 {
     char address[TL_MAX_ADDRESS_BYTES];
     const struct tl_share_client client = tl_share_client_of(tl_stream_peer_address(stream, address, sizeof(address)));
@@ -201,14 +200,14 @@ static enum tl_status charge(struct method *method, struct tl_stream *stream, in
         free(charged);
         return status;
     }
-    tl_stream_set_hooks(stream, &charged_hooks, charged, connection);
+    tl_stream_set_hooks(stream, &charged_hooks, charged);
     return TL_OK;
 }
 
 /* Finds out whose call it is; false: its connection has ended. */
-static bool identify(const struct tl_rpc_server *server, struct tl_stream *stream, int connection)
+static bool identify(const struct tl_rpc_server *server, struct tl_stream *stream)
 {
-    struct tl_tls_peer *peer = tl_tls_find(server->options.tls, connection);
+    struct tl_tls_peer *peer = tl_tls_find(server->options.tls, tl_stream_connection(stream)->cookie);
     if (peer == NULL) return false;
     tl_stream_set_tls_peer(stream, peer);
     tl_tls_peer_release(peer);
@@ -231,20 +230,18 @@ static void dispatch(struct method *method, grpc_call *call)
 {
     struct tl_rpc_server *server = method->server;
     struct tl_stream *stream;
-    int connection = tl_stream_connection_of(call);
     if (tl_stream_accept(server->loop, call, NULL, NULL, &stream, NULL) != TL_OK) return;
-    tl_stream_set_hooks(stream, &stream_hooks, server, connection);
-    tl_guard_call_began(server->guard, connection);
+    tl_stream_set_hooks(stream, &stream_hooks, server);
+    tl_guard_call_began(server->guard, tl_stream_connection(stream));
     server->open_calls++;
     struct tl_error refusal;
-    if (server->options.tls != NULL && !identify(server, stream, connection)) {
+    if (server->options.tls != NULL && !identify(server, stream)) {
         tl_error_set(&refusal, TL_UNAVAILABLE, "the TLS connection of this call has ended");
         tl_stream_finish(stream, &refusal);
     } else if (method->name == NULL) {
         tl_error_set(&refusal, TL_UNIMPLEMENTED, "no such method; see the server's reflection for those it has");
         tl_stream_finish(stream, &refusal);
-    } else if (check_caller(method, stream, &refusal) != TL_OK ||
-               charge(method, stream, connection, &refusal) != TL_OK) {
+    } else if (check_caller(method, stream, &refusal) != TL_OK || charge(method, stream, &refusal) != TL_OK) {
         tl_stream_finish(stream, &refusal);
     } else {
         method->accept(method->context, stream);
@@ -405,7 +402,7 @@ static void add_connection(struct tl_rpc_server *server, int fd, int connection,
     bool is_closed = server->is_closed;
     if (!is_closed) {
         tl_guard_add(server->guard, fd, connection, cookie);
-        grpc_server_add_channel_from_fd(server->server, fd, server->credentials);
+        tl_connection_add(server->server, fd, server->credentials);
     }
     pthread_mutex_unlock(&server->adding);
     if (is_closed) (void)close(fd);
@@ -428,7 +425,7 @@ static void take_connection(void *context, int fd)
     if (server->options.tls != NULL) {
         tl_tls_accept(server->options.tls, fd, take_secured, server);
     } else {
-        add_connection(server, fd, fd, tl_guard_cookie(fd));
+        add_connection(server, fd, fd, tl_connection_cookie(fd));
     }
 }
 

@@ -11,7 +11,6 @@
  */
 #include "control/stream.h"
 
-#include <grpc/support/alloc.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +19,6 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "control/endpoint.h"
 #include "control/grpc_text.h"
 #include "control/stream_hook.h"
 #include "control/tag.h"
@@ -34,8 +32,8 @@ struct tl_stream {
     void *owner;
     const struct tl_stream_hooks *hooks; /* the server's; NULL: none */
     void *hooks_context;
-    int connection;               /* a server's descriptor; -1: unknown */
-    struct tl_tls_peer *tls_peer; /* NULL: no TLS */
+    struct tl_connection connection; /* a server's */
+    struct tl_tls_peer *tls_peer;    /* NULL: no TLS */
 
     unsigned pending;      /* batches outstanding */
     bool is_end_known;     /* the close batch has completed */
@@ -112,7 +110,7 @@ static void set_held(struct tl_stream *stream, bool is_held)
 {
     if (stream->hooks == NULL || stream->is_held == is_held) return;
     stream->is_held = is_held;
-    stream->hooks->hold(stream->hooks_context, stream->connection, is_held);
+    stream->hooks->hold(stream->hooks_context, &stream->connection, is_held);
 }
 
 /* Ends the stream when nothing is outstanding any more. The stream may be gone afterwards. */
@@ -123,7 +121,7 @@ static void maybe_end(struct tl_stream *stream)
     end_status(stream, &status);
     if (stream->events->on_closed != NULL) stream->events->on_closed(stream, &status);
     set_held(stream, false);
-    if (stream->hooks != NULL) stream->hooks->end(stream->hooks_context, stream->connection);
+    if (stream->hooks != NULL) stream->hooks->end(stream->hooks_context, &stream->connection);
     stream_free(stream);
 }
 
@@ -201,7 +199,7 @@ static void read_complete(struct tl_tag *tag, bool is_ok)
     stream->received = NULL;
     stream->is_reading = false;
     if (message != NULL && stream->hooks != NULL) {
-        stream->hooks->message(stream->hooks_context, stream->connection, grpc_byte_buffer_length(message));
+        stream->hooks->message(stream->hooks_context, &stream->connection, grpc_byte_buffer_length(message));
     }
     if (is_ok && message != NULL && stream->events->on_message != NULL) {
         stream->events->on_message(stream, message);
@@ -276,6 +274,7 @@ enum tl_status tl_stream_accept(struct tl_loop *loop, grpc_call *call, const str
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a call");
     }
     stream->call = call;
+    tl_connection_of(call, &stream->connection);
     grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
     op.data.recv_close_on_server.cancelled = &stream->is_cancelled;
     start_batch(stream, &op, 1, &stream->close_tag);
@@ -298,26 +297,15 @@ void tl_stream_set_events(struct tl_stream *stream, const struct tl_stream_event
     stream->events = events;
 }
 
-void tl_stream_set_hooks(struct tl_stream *stream, const struct tl_stream_hooks *hooks, void *context, int connection)
+void tl_stream_set_hooks(struct tl_stream *stream, const struct tl_stream_hooks *hooks, void *context)
 {
     stream->hooks = hooks;
     stream->hooks_context = context;
-    stream->connection = connection;
 }
 
-/* "fd:NUMBER" is all that gRPC knows of a connection that it was given. */
-static int connection_of(const char *address)
+const struct tl_connection *tl_stream_connection(const struct tl_stream *stream)
 {
-    int fd;
-    return address != NULL && sscanf(address, "fd:%d", &fd) == 1 ? fd : -1;
-}
-
-int tl_stream_connection_of(grpc_call *call)
-{
-    char *address = grpc_call_get_peer(call);
-    int fd = connection_of(address);
-    gpr_free(address);
-    return fd;
+    return &stream->connection;
 }
 
 void tl_stream_set_tls_peer(struct tl_stream *stream, struct tl_tls_peer *peer)
@@ -336,19 +324,7 @@ void tl_stream_certify(const struct tl_stream *stream, struct tl_identity *ident
 
 const char *tl_stream_peer_address(const struct tl_stream *stream, char *buffer, size_t capacity)
 {
-    if (stream->tls_peer != NULL) {
-        snprintf(buffer, capacity, "%s", stream->tls_peer->target);
-        return buffer;
-    }
-    char *address = grpc_call_get_peer(stream->call);
-    char target[TL_ENDPOINT_TARGET_BYTES];
-    int fd = connection_of(address);
-    if (fd >= 0) {
-        snprintf(buffer, capacity, "%s", tl_endpoint_peer(fd, target) ? target : "");
-    } else {
-        snprintf(buffer, capacity, "%s", address != NULL ? address : "");
-    }
-    gpr_free(address);
+    snprintf(buffer, capacity, "%s", stream->tls_peer != NULL ? stream->tls_peer->target : stream->connection.address);
     return buffer;
 }
 

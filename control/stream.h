@@ -69,7 +69,7 @@ void tl_stream_set_tls_peer(struct tl_stream *stream, struct tl_tls_peer *peer);
 /* Writes down who the TLS connection proves the caller to be: source, certified and is_member. */
 void tl_stream_certify(const struct tl_stream *stream, struct tl_identity *identity);
 
-/* "ipv4:127.0.0.1:1234"; returns buffer. */
+/* Where a server's call comes from: "ipv4:127.0.0.1:1234"; returns buffer. */
 const char *tl_stream_peer_address(const struct tl_stream *stream, char *buffer, size_t capacity);
 
 bool tl_stream_can_send(const struct tl_stream *stream);

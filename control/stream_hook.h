@@ -3,19 +3,21 @@
 #ifndef CONTROL_STREAM_HOOK_H
 #define CONTROL_STREAM_HOOK_H
 
+#include "control/connection.h"
 #include "control/stream.h"
 
+/* Each is called with the connection that the call came over. */
 struct tl_stream_hooks {
-    void (*message)(void *context, int connection, uint64_t message_bytes); /* a whole message has come */
+    void (*message)(void *context, const struct tl_connection *connection, uint64_t message_bytes); /* a whole one */
     /* Messages of this call stay unread because of this process, or they are read again. */
-    void (*hold)(void *context, int connection, bool is_held);
-    void (*end)(void *context, int connection); /* after on_closed, just before the stream is freed */
+    void (*hold)(void *context, const struct tl_connection *connection, bool is_held);
+    /* After on_closed, just before the stream is freed. */
+    void (*end)(void *context, const struct tl_connection *connection);
 };
 
-/* connection: the descriptor of the connection that the call came over; -1: unknown. */
-void tl_stream_set_hooks(struct tl_stream *stream, const struct tl_stream_hooks *hooks, void *context, int connection);
+void tl_stream_set_hooks(struct tl_stream *stream, const struct tl_stream_hooks *hooks, void *context);
 
-/* The descriptor of the connection that a server's call came over; -1: unknown. */
-int tl_stream_connection_of(grpc_call *call);
+/* Over which connection a server's call came. Ownership: the stream's. */
+const struct tl_connection *tl_stream_connection(const struct tl_stream *stream);
 
 #endif

@@ -59,9 +59,9 @@ void tl_tls_release(struct tl_tls *tls)
     free(tls);
 }
 
-struct tl_tls_peer *tl_tls_find(struct tl_tls *tls, int fd)
+struct tl_tls_peer *tl_tls_find(struct tl_tls *tls, uint64_t cookie)
 {
-    return tl_tls_relay_find(tls->relay, fd);
+    return tl_tls_relay_find(tls->relay, cookie);
 }
 
 void tl_tls_accept(struct tl_tls *tls, int connection, tl_tls_accepted_fn accepted, void *context)

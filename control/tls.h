@@ -59,14 +59,13 @@ struct tl_tls_peer {
 struct tl_tls_peer *tl_tls_peer_retain(struct tl_tls_peer *peer);
 void tl_tls_peer_release(struct tl_tls_peer *peer); /* NULL is accepted */
 
-/* Finds whose connection it is that gRPC has this end of; NULL: none that is up. The connection is known by the name of
- * the relay's socket, which is never used again, not by the number of the descriptor.
- * Ownership: tl_tls_peer_release. */
-struct tl_tls_peer *tl_tls_find(struct tl_tls *tls, int fd);
+/* Finds whose connection it is of which gRPC has the end with this cookie (tl_connection_cookie); NULL: none that is
+ * up. Ownership: tl_tls_peer_release. */
+struct tl_tls_peer *tl_tls_find(struct tl_tls *tls, uint64_t cookie);
 
 /* A connection has passed its handshake: gRPC's end of the pair, which is the callee's, and the TCP connection, for the
- * callee to look at (tl_guard_cookie). The relay may have ended it, and its descriptor may be another file's by now.
- * Thread: the handshake thread. */
+ * callee to look at (tl_connection_cookie). The relay may have ended it, and its descriptor may be another file's by
+ * now. Thread: the handshake thread. */
 typedef void (*tl_tls_accepted_fn)(void *context, int fd, int connection, uint64_t cookie);
 
 /* Takes over a TCP connection that was accepted. */

@@ -21,7 +21,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "control/guard.h"
+#include "control/connection.h"
 #include "control/tls_handshake_internal.h"
 
 /* -------------------------------------------------------------------------------------------------------- ends -- */
@@ -113,7 +113,7 @@ static void handshake_pass(struct tl_tls_handshakes *handshakes, struct handshak
     int fd;
     (void)epoll_ctl(handshakes->epoll, EPOLL_CTL_DEL, handshake->connection, NULL);
     int connection = handshake->connection;
-    uint64_t cookie = tl_guard_cookie(connection); /* before the relay has it, which may close it at once */
+    uint64_t cookie = tl_connection_cookie(connection); /* before the relay has it, which may close it at once */
     /* Certificates may have been loaded again since the handshake began. */
     enum tl_status status = tl_tls_session_recheck(handshake->session, handshakes->context, &error);
     if (status == TL_OK) status = add_to_relay(handshakes, handshake, &fd, &error);

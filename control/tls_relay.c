@@ -19,14 +19,11 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -38,6 +35,7 @@
 #include "base/log.h"
 #include "base/number_map.h"
 #include "base/thread.h"
+#include "control/connection.h"
 #include "control/tls_relayed.h"
 
 /* Steps of one pass, which all connections share before the owner does other work; each has one at least. */
@@ -53,7 +51,6 @@
 /* From so many bytes in one pass on the thread moves them, beside what the owner does with those before, unless there
  * are few processors. */
 #define BULK_BYTES (256 * 1024)
-#define NAME_PREFIX "tensorlane-"
 /* What each end of a pair may have under way, as far as the system allows (net.core.wmem_max). With the system's
  * default of 208 KiB gRPC and the relay wake each other for each piece of that size. */
 #define PAIR_BYTES (4 * 1024 * 1024)
@@ -66,7 +63,7 @@ struct tl_tls_relay {
     int wake_fd;           /* the loop's; -1: none is attached */
     atomic_bool is_driven; /* the loop's owner looks at the sockets, and the thread does not; changes under `moving` */
     pthread_mutex_t mutex; /* guards these four */
-    struct tl_number_map by_id;     /* struct tl_relayed by id */
+    struct tl_number_map by_cookie; /* struct tl_relayed */
     struct tl_list added;           /* struct tl_relayed.place: not yet in `all` */
     struct tl_tls_context *context; /* to check peers against; NULL: none, or done */
     bool is_ending;
@@ -85,7 +82,7 @@ struct tl_tls_relay {
 static void end_relayed(struct tl_tls_relay *relay, struct tl_relayed *relayed)
 {
     pthread_mutex_lock(&relay->mutex);
-    tl_number_map_remove(&relay->by_id, relayed->id);
+    tl_number_map_remove(&relay->by_cookie, relayed->cookie);
     pthread_mutex_unlock(&relay->mutex);
     tl_relayed_close(&relay->shared, relayed);
 }
@@ -374,7 +371,7 @@ void tl_tls_relay_end(struct tl_tls_relay *relay)
 void tl_tls_relay_destroy(struct tl_tls_relay *relay)
 {
     if (relay == NULL) return;
-    tl_number_map_fini(&relay->by_id);
+    tl_number_map_fini(&relay->by_cookie);
     tl_tls_context_release(relay->context);
     if (relay->shared.epoll >= 0) (void)close(relay->shared.epoll);
     if (relay->outer >= 0) (void)close(relay->outer);
@@ -384,15 +381,6 @@ void tl_tls_relay_destroy(struct tl_tls_relay *relay)
     tl_log_limit_fini(&relay->shared.log_limit);
     free(relay->shared.buffer);
     free(relay);
-}
-
-/* Gives our end of the pair the name by which calls find the connection. */
-static bool name_end(int fd, uint64_t id)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int len =
-        snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, NAME_PREFIX "%016llx", (unsigned long long)id);
-    return bind(fd, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + len)) == 0;
 }
 
 /* As socketpair, with large buffers. */
@@ -415,11 +403,11 @@ enum tl_status tl_tls_relay_add(struct tl_tls_relay *relay, int connection, stru
         tl_relayed_free(relayed);
         return tl_error_set_errno(ret_error, errno, "no TLS connection");
     }
-    bool is_added = name_end(pair[0], relayed->id);
+    relayed->cookie = tl_connection_cookie(pair[1]);
     relayed->tcp.fd = connection;
     relayed->pair.fd = pair[0];
     pthread_mutex_lock(&relay->mutex);
-    is_added = is_added && tl_number_map_add(&relay->by_id, relayed->id, relayed);
+    bool is_added = relayed->cookie != 0 && tl_number_map_add(&relay->by_cookie, relayed->cookie, relayed);
     if (is_added) tl_list_push_back(&relay->added, &relayed->place);
     pthread_mutex_unlock(&relay->mutex);
     if (!is_added) {
@@ -433,26 +421,10 @@ enum tl_status tl_tls_relay_add(struct tl_tls_relay *relay, int connection, stru
     return TL_OK;
 }
 
-/* Reads the number in the name of the socket at the other end; 0: it has none. */
-static uint64_t id_of_peer(int fd)
+struct tl_tls_peer *tl_tls_relay_find(struct tl_tls_relay *relay, uint64_t cookie)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNSPEC};
-    socklen_t len = sizeof(address);
-    unsigned long long id;
-    char name[sizeof(address.sun_path)] = "";
-    if (getpeername(fd, (struct sockaddr *)&address, &len) != 0 || address.sun_family != AF_UNIX) return 0;
-    size_t name_len = len - offsetof(struct sockaddr_un, sun_path);
-    if (name_len < 2 || name_len >= sizeof(name) || address.sun_path[0] != '\0') return 0;
-    memcpy(name, address.sun_path + 1, name_len - 1);
-    return sscanf(name, NAME_PREFIX "%16llx", &id) == 1 ? (uint64_t)id : 0;
-}
-
-struct tl_tls_peer *tl_tls_relay_find(struct tl_tls_relay *relay, int fd)
-{
-    uint64_t id = fd >= 0 ? id_of_peer(fd) : 0;
-    if (id == 0) return NULL;
     pthread_mutex_lock(&relay->mutex);
-    const struct tl_relayed *relayed = tl_number_map_find(&relay->by_id, id);
+    const struct tl_relayed *relayed = tl_number_map_find(&relay->by_cookie, cookie);
     struct tl_tls_peer *peer = relayed != NULL ? tl_tls_peer_retain(relayed->peer) : NULL;
     pthread_mutex_unlock(&relay->mutex);
     return peer;

@@ -29,7 +29,7 @@ enum tl_status tl_tls_relay_add(struct tl_tls_relay *relay, int connection, stru
                                 const char *target, int *ret_fd, struct tl_error *ret_error) TL_MUST_USE;
 
 /* tl_tls_find. */
-struct tl_tls_peer *tl_tls_relay_find(struct tl_tls_relay *relay, int fd);
+struct tl_tls_peer *tl_tls_relay_find(struct tl_tls_relay *relay, uint64_t cookie);
 
 /* A loop's owner may enter from now on; wake_fd, an eventfd, ends its waits when it is written to, and outlives this.
  * Once. Errors: TL_RESOURCE_EXHAUSTED: no memory. Thread: the loop's owner, as the rest of these. */

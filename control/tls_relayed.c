@@ -12,7 +12,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/random.h"
 
 struct tl_tls_peer *tl_tls_peer_retain(struct tl_tls_peer *peer)
 {
@@ -45,7 +44,6 @@ struct tl_relayed *tl_relayed_create(struct tl_tls_session *session, const char 
     peer->name = *tl_tls_session_peer(session);
     snprintf(peer->target, sizeof(peer->target), "%s", target);
     relayed->peer = peer;
-    relayed->id = tl_random_u64();
     relayed->session = session;
     relayed->not_after = tl_tls_session_not_after(session);
     tl_list_init(&relayed->place);

@@ -49,7 +49,7 @@ struct tl_relayed_end {
 struct tl_relayed {
     struct tl_list place; /* in the relay's list of all */
     struct tl_list ready; /* in its list of those that can be moved */
-    uint64_t id;          /* in the name of our end of the pair */
+    uint64_t cookie;      /* identifies gRPC's end of the pair */
     struct tl_tls_peer *peer;
     struct tl_tls_session *session;
     struct tl_relayed_end tcp;

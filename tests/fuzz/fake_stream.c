@@ -52,6 +52,7 @@ struct tl_rpc_server {
 };
 
 static const struct tl_stream_events no_events;
+static const struct tl_connection no_connection = {.fd = -1};
 static struct tl_stream *streams[FAKE_STREAMS];
 static struct method methods[MAX_METHODS]; /* The methods of the one server. */
 static size_t method_count;
@@ -69,7 +70,7 @@ static void close_stream(struct tl_stream *stream, const struct tl_error *status
     stream->is_end_wanted = true;
     if (tl_list_is_linked(&stream->end_closure.link)) tl_list_remove(&stream->end_closure.link);
     if (stream->events->on_closed != NULL) stream->events->on_closed(stream, status);
-    if (stream->hooks != NULL) stream->hooks->end(stream->hooks_context, -1);
+    if (stream->hooks != NULL) stream->hooks->end(stream->hooks_context, &no_connection);
     TL_CHECK(stream->sending == NULL);
     streams[stream->slot] = NULL;
     free(stream);
@@ -135,9 +136,8 @@ void tl_stream_set_events(struct tl_stream *stream, const struct tl_stream_event
     stream->events = events;
 }
 
-void tl_stream_set_hooks(struct tl_stream *stream, const struct tl_stream_hooks *hooks, void *context, int connection)
+void tl_stream_set_hooks(struct tl_stream *stream, const struct tl_stream_hooks *hooks, void *context)
 {
-    (void)connection;
     stream->hooks = hooks;
     stream->hooks_context = context;
 }

@@ -17,7 +17,7 @@
 #include "tensor/transfer.h"
 
 #define CLIENT_COUNT 8
-#define CALL_COUNT 400
+#define CALL_COUNT 1600
 
 static struct tl_loop *loop;
 static struct tl_rpc_server *server;

@@ -32,6 +32,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "control/connection.h"
 #include "control/tls.h"
 #include "fakes/certificates.h"
 #include "fakes/log_capture.h"
@@ -332,7 +333,7 @@ static void disconnect(const struct connected *connected)
 
 static void assert_peer(struct tl_tls *tls, int fd, const char *name)
 {
-    struct tl_tls_peer *peer = tl_tls_find(tls, fd);
+    struct tl_tls_peer *peer = tl_tls_find(tls, tl_connection_cookie(fd));
     ck_assert_ptr_nonnull(peer);
     ck_assert_str_eq(peer->name.text, name);
     tl_tls_peer_release(peer);

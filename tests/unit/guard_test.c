@@ -49,11 +49,9 @@ static void setup(void)
     ck_assert_int_eq(tl_guard_create(&options, &guard, &error), TL_OK);
     guard->has_thread = false;
     connect_both();
+    tl_guard_add(guard, accepted, accepted, tl_connection_cookie(accepted));
     pthread_mutex_lock(&guard->mutex);
-    ck_assert(make_space(guard, accepted));
-    guard->connections[accepted] =
-        (struct connection){.socket = accepted, .cookie = tl_guard_cookie(accepted), .limit_ns = INT64_MAX};
-    guard->count = 1;
+    guard->connections[accepted].limit_ns = INT64_MAX;
 }
 
 static void teardown(void)
@@ -110,7 +108,7 @@ START_TEST(without_descriptors)
     look(guard);
     ck_assert(!is_connected());
     ck_assert_uint_eq(guard->count, 0);
-    ck_assert_uint_eq(tl_guard_cookie(guard->spare), 0);
+    ck_assert_uint_eq(tl_connection_cookie(guard->spare), 0);
 }
 END_TEST
 
@@ -149,8 +147,9 @@ static void leave_unfinished(void)
 
 static void hold(bool is_held)
 {
+    const struct tl_connection connection = {.fd = accepted, .cookie = tl_connection_cookie(accepted)};
     pthread_mutex_unlock(&guard->mutex);
-    tl_guard_hold(guard, accepted, is_held);
+    tl_guard_hold(guard, &connection, is_held);
     pthread_mutex_lock(&guard->mutex);
 }
 
@@ -183,6 +182,23 @@ START_TEST(unread_bytes_do_not_count)
 }
 END_TEST
 
+/* What comes of calls that outlive their connection is not the next one's that has the descriptor. */
+START_TEST(descriptor_is_used_again)
+{
+    const struct tl_connection before = {.fd = accepted, .cookie = tl_connection_cookie(accepted) - 1};
+    const struct tl_connection unknown = {.fd = -1};
+    pthread_mutex_unlock(&guard->mutex);
+    tl_guard_call_began(guard, &before);
+    tl_guard_message(guard, &before, LIMIT_BYTES);
+    tl_guard_hold(guard, &before, true);
+    tl_guard_call_ended(guard, &before);
+    tl_guard_call_ended(guard, &unknown);
+    pthread_mutex_lock(&guard->mutex);
+    ck_assert_uint_eq(guard->connections[accepted].credit, 0);
+    ck_assert_uint_eq(guard->connections[accepted].held_count, 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("guard");
@@ -193,6 +209,7 @@ int main(void)
     tcase_add_test(tcase, no_descriptor_at_the_start);
     tcase_add_test(tcase, unfinished_for_too_long);
     tcase_add_test(tcase, unread_bytes_do_not_count);
+    tcase_add_test(tcase, descriptor_is_used_again);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
