@@ -109,6 +109,7 @@ START_TEST(idle_copies_make_space)
         ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
         ck_assert_int_eq(ask.fetch.path, TL_PATH_GPU_IPC);
         engine_ask_fini(&ask);
+        RUN_UNTIL(owner->conn->responses.count == 0); /* until then the copy is in use */
     }
 }
 END_TEST
