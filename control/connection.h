@@ -17,7 +17,7 @@
 struct tl_connection {
     int fd;                                 /* gRPC's; another connection may have it by now; -1: unknown */
     uint64_t cookie;                        /* identifies gRPC's socket; 0: unknown */
-    char address[TL_ENDPOINT_TARGET_BYTES]; /* where it comes from, as a target; "": from the relay, or unknown */
+    char address[TL_ENDPOINT_TARGET_BYTES]; /* where it comes from, as a target; "": unknown. Not for TLS */
 };
 
 /* Returns what identifies a socket also when its descriptor is used again; 0: it is none. Thread: any. */

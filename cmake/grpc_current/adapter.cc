@@ -80,5 +80,5 @@ void tl_grpc_add_connection(grpc_server *server, int fd, const char *name)
     if (core->SetupTransport(transport, nullptr, args).ok())
         grpc_chttp2_transport_start_reading(transport, nullptr, nullptr, nullptr, nullptr);
     else
-        transport->Orphan(); /* the server is being shut down: closes the connection */
+        transport->Orphan(); /* gRPC has logged why; this closes the connection */
 }
