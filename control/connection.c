@@ -28,7 +28,7 @@ void tl_connection_add(grpc_server *server, int fd, grpc_server_credentials *cre
 {
     struct tl_connection connection;
     char name[TL_ENDPOINT_TARGET_BYTES + 48];
-    (void)credentials; /* there are none */
+    (void)credentials; /* the insecure ones, which contain nothing */
     describe(fd, &connection);
     snprintf(name, sizeof(name), "fd:%d %016llx %s", fd, (unsigned long long)connection.cookie, connection.address);
     tl_grpc_add_connection(server, fd, name);

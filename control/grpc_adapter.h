@@ -22,7 +22,8 @@ typedef struct {
  * unless GRPC_VERBOSITY says otherwise. */
 void gpr_set_log_function(void (*function)(gpr_log_func_args *args));
 
-/* As grpc_server_add_channel_from_fd, and says what grpc_call_get_peer returns for calls of this connection. */
+/* Gives the server a connection, as grpc_server_add_channel_from_fd does, under the name that grpc_call_get_peer
+ * returns for its calls. Ownership: the descriptor becomes gRPC's. Thread: any. */
 void tl_grpc_add_connection(grpc_server *server, int fd, const char *name);
 
 #ifdef __cplusplus

@@ -2,7 +2,7 @@
 /*
  * Makes the current core behave as the library expects of gRPC 1.51: a log function in C, of errors alone, and sockets
  * that are polled by the thread that waits for the completion queue. By default the current core leaves sockets to
- * threads of its own, so that each event costs a change of threads. Connections are added under names of the library's.
+ * threads of its own, so that each event costs a change of threads. The library names the connections that it adds.
  */
 #include "control/grpc_adapter.h"
 
