@@ -42,6 +42,7 @@ struct tl_tensor {
     void *allocation; /* that data lies in; NULL: none */
     uint64_t capacity_bytes;
     bool is_read_only;
+    bool is_in_place; /* made by tl_tensor_create_alias_in: the caller frees its memory */
     struct tl_device device;
     tl_stream stream;                       /* orders what is done with a tensor on a device */
     struct tl_device_memory *device_memory; /* that the bytes lie in; NULL: on the host, or an alias */
@@ -72,17 +73,19 @@ static void detach_all(struct tl_tensor *tensor)
 
 static void destroy(struct tl_tensor *tensor)
 {
+    tl_release_fn release = tensor->release;
+    void *data = tensor->release_data, *context = tensor->release_context;
     if (!tensor->base && tensor->strings) tl_string_index_destroy(tensor->strings);
     detach_all(tensor);
     if (tensor->base) tl_tensor_put(tensor->base);
-    if (tensor->release) tensor->release(tensor->release_data, tensor->release_context);
     if (tensor->own_memory) free(tensor->own_memory);
     if (tensor->device_memory) tl_device_memory_destroy(tensor->device_memory);
     if (tensor->fence) tl_device_fence_put(tensor->fence);
     tl_annotations_put(tensor->annotations);
     free(tensor->runs);
     tensor->magic = 0;
-    free(tensor);
+    if (!tensor->is_in_place) free(tensor);
+    if (release) release(data, context); /* the memory of one that is_in_place may be freed now */
 }
 
 static enum tl_status no_memory(struct tl_error *ret_error, uint64_t size_bytes)
@@ -111,15 +114,20 @@ static uint64_t element_count_of(const struct tl_meta_data *meta_data)
     return count;
 }
 
-/* A tensor with one reference and no bytes yet, and so much memory behind it; NULL when there is no memory. */
-static struct tl_tensor *create_with(const struct tl_meta_data *meta_data, size_t more_bytes)
+/* Makes a tensor with one reference and no bytes yet. */
+static void init(struct tl_tensor *tensor, const struct tl_meta_data *meta_data)
 {
-    struct tl_tensor *tensor = malloc(sizeof(*tensor) + more_bytes);
-    if (!tensor) return NULL;
     tensor->magic = TENSOR_MAGIC;
     atomic_init(&tensor->reference_count, 1);
     tl_meta_data_copy(&tensor->meta_data, meta_data);
     memset(&tensor->data, 0, sizeof(*tensor) - offsetof(struct tl_tensor, data));
+}
+
+/* Returns a tensor with so much memory behind it; NULL when there is no memory. */
+static struct tl_tensor *create_with(const struct tl_meta_data *meta_data, size_t more_bytes)
+{
+    struct tl_tensor *tensor = malloc(sizeof(*tensor) + more_bytes);
+    if (tensor) init(tensor, meta_data);
     return tensor;
 }
 
@@ -418,11 +426,8 @@ static struct tl_tensor *find_base(struct tl_tensor *tensor)
     }
 }
 
-enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
-                                      struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+static void init_alias(struct tl_tensor *tensor, struct tl_tensor *base, tl_release_fn release, void *context)
 {
-    struct tl_tensor *tensor = create_empty(&base->meta_data);
-    if (!tensor) return no_memory(ret_error, 0);
     tensor->data = base->data;
     tensor->allocation = base->allocation;
     tensor->capacity_bytes = base->capacity_bytes;
@@ -437,8 +442,27 @@ enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn rele
     tensor->release = release;
     tensor->release_data = base->data;
     tensor->release_context = context;
+}
+
+enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
+                                      struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    struct tl_tensor *tensor = create_empty(&base->meta_data);
+    if (!tensor) return no_memory(ret_error, 0);
+    init_alias(tensor, base, release, context);
     *ret_tensor = tensor;
     return TL_OK;
+}
+
+const size_t tl_tensor_place_bytes = sizeof(struct tl_tensor);
+
+struct tl_tensor *tl_tensor_create_alias_in(void *place, struct tl_tensor *base, tl_release_fn release, void *context)
+{
+    struct tl_tensor *tensor = place;
+    init(tensor, &base->meta_data);
+    init_alias(tensor, base, release, context);
+    tensor->is_in_place = true;
+    return tensor;
 }
 
 enum tl_status tl_tensor_create_view(struct tl_tensor *base, const struct tl_meta_data *meta_data,

@@ -70,6 +70,11 @@ bool tl_tensor_is_writable(const struct tl_tensor *tensor);
 enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Creates such an alias in memory of the caller, of tl_tensor_place_bytes and aligned to 8 bytes. The memory is not
+ * touched any more once release, which is not NULL, is called. */
+struct tl_tensor *tl_tensor_create_alias_in(void *place, struct tl_tensor *base, tl_release_fn release, void *context);
+extern const size_t tl_tensor_place_bytes;
+
 /* Creates a tensor of this meta-data, of no strings, that shows bytes of base from this offset on and holds a reference
  * on it; the bytes lie in base. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_tensor_create_view(struct tl_tensor *base, const struct tl_meta_data *meta_data,

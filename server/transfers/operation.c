@@ -24,6 +24,9 @@
 
 const struct tl_error op_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
 
+/* Of the place of an alias behind a key. */
+#define PLACE_ALIGNMENT_BYTES 8
+
 /* -------------------------------------------------------------------------------------------------- completing -- */
 
 _Static_assert(sizeof(struct tl_completion) == TL_COMPLETION_BYTES, "arrays of completions have one stride");
@@ -419,12 +422,12 @@ enum tl_status op_name(const char *key, const struct tl_part *part, char buffer[
     return status == TL_OK ? tl_part_name(&ours, key, buffer, ret_error) : status;
 }
 
-/* Creates a call with one operation. The key, or the name of a part, was checked. */
-static enum tl_status single_create(struct tl_worker *worker, const char *key, int64_t timeout_ns,
+/* Creates a call with one operation, and more_bytes behind its key. The key, or the name of a part, was checked. */
+static enum tl_status single_create(struct tl_worker *worker, const char *key, size_t more_bytes, int64_t timeout_ns,
                                     struct op_single **ret_single, struct tl_error *ret_error)
 {
     size_t key_bytes = strlen(key) + 1;
-    struct op_single *single = calloc(1, sizeof(*single) + key_bytes);
+    struct op_single *single = calloc(1, sizeof(*single) + key_bytes + more_bytes);
     if (single == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for an operation on %s", key);
     memcpy(single->key, key, key_bytes);
     op_call_init(&single->call, worker, timeout_ns, single_start);
@@ -438,9 +441,12 @@ static enum tl_status create_send_of(struct tl_worker *worker, const char *key, 
 {
     struct op_single *single;
     enum tl_status status = op_check_key(key, ret_error);
-    if (status == TL_OK) status = single_create(worker, key, timeout_ns, &single, ret_error);
+    size_t place_bytes = PLACE_ALIGNMENT_BYTES - 1 + tl_tensor_place_bytes;
+    if (status == TL_OK) status = single_create(worker, key, place_bytes, timeout_ns, &single, ret_error);
     if (status != TL_OK) return status;
-    status = tl_op_send_init(&single->op, single->key, step, tensor, ret_error);
+    uintptr_t place = (uintptr_t)single->key + strlen(key) + 1;
+    place += -place % PLACE_ALIGNMENT_BYTES;
+    status = tl_op_send_init(&single->op, (void *)place, single->key, step, tensor, ret_error);
     if (status == TL_OK) {
         *ret_single = single;
     } else {
@@ -464,7 +470,7 @@ static enum tl_status create_receive_of(struct tl_worker *worker, tl_peer_id pee
     char buffer[TL_MAX_KEY_BYTES + 1];
     const char *name;
     if (status == TL_OK) status = op_name(key, options.part, buffer, &name, ret_error);
-    if (status == TL_OK) status = single_create(worker, name, timeout_ns, &single, ret_error);
+    if (status == TL_OK) status = single_create(worker, name, 0, timeout_ns, &single, ret_error);
     if (status == TL_OK) status = tl_op_receive_init(&single->op, from, single->key, step, &options, ret_error);
     tl_peer_release(from);
     if (status == TL_OK) {

@@ -434,14 +434,14 @@ bool tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const struct 
 
 /* -------------------------------------------------------------------------------------------------------- life -- */
 
-enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t keys_bytes,
-                               const struct op_group_options *options, struct op_group **ret_group, char **ret_keys,
+enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t more_bytes,
+                               const struct op_group_options *options, struct op_group **ret_group, char **ret_more,
                                struct tl_error *ret_error)
 {
     size_t ops_bytes, bytes;
     struct op_group *group = NULL;
     if (!__builtin_mul_overflow(count, sizeof(struct tl_op), &ops_bytes) &&
-        !__builtin_add_overflow(ops_bytes, sizeof(*group) + keys_bytes, &bytes))
+        !__builtin_add_overflow(ops_bytes, sizeof(*group) + more_bytes, &bytes))
         group = malloc(bytes);
     if (group == NULL)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a group of %zu operations", count);
@@ -458,7 +458,7 @@ enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t ke
     tl_list_init(&group->done);
     group->least_step = UINT64_MAX;
     group->open_count = count;
-    *ret_keys = (char *)(group->ops + count);
+    *ret_more = (char *)(group->ops + count);
     *ret_group = group;
     return TL_OK;
 }

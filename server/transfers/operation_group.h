@@ -14,11 +14,11 @@ struct op_group_options {
     bool is_quiet; /* members that succeed are not reported */
 };
 
-/* Creates a group of `count` members, which the caller adds and initialises one after the other, and memory for
- * keys_bytes bytes of their keys. Ownership: op_group_submit or op_group_run, or op_group_discard.
+/* Creates a group of `count` members, which the caller adds and initialises one after the other, and memory of
+ * more_bytes for what they name. Ownership: op_group_submit or op_group_run, or op_group_discard.
  * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
-enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t keys_bytes,
-                               const struct op_group_options *options, struct op_group **ret_group, char **ret_keys,
+enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t more_bytes,
+                               const struct op_group_options *options, struct op_group **ret_group, char **ret_more,
                                struct tl_error *ret_error) TL_MUST_USE;
 /* Returns the next member, zeroed but for its call. It is zeroed here, where it is about to be filled, because all
  * members together are more than the processor's caches keep until then. */

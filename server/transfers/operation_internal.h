@@ -233,10 +233,11 @@ void tl_op_complete(struct tl_op *op, const struct tl_error *error);
 /* operation_send.c */
 
 extern const struct op_transition op_send_transitions[OP_STATES][OP_EVENTS];
-/* Initialises a zeroed operation, whose call is set. The key must stay valid. Ownership: its completion, or
- * tl_op_send_discard. Errors: those of the call of tl_send. */
-enum tl_status tl_op_send_init(struct tl_op *op, const char *key, uint64_t step, struct tl_tensor *tensor,
-                               struct tl_error *ret_error) TL_MUST_USE;
+/* Initialises a zeroed operation, whose call is set. The key must stay valid, and so must alias_place
+ * (tl_tensor_place_bytes), where the alias of the tensor is made. Ownership: its completion, or tl_op_send_discard.
+ * Errors: those of the call of tl_send. */
+enum tl_status tl_op_send_init(struct tl_op *op, void *alias_place, const char *key, uint64_t step,
+                               struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;
 /* Frees what a send that was not submitted holds. */
 void tl_op_send_discard(struct tl_op *op);
 /* Ends a send that runs. Returns false when it is past that, and completes by itself. */

@@ -229,14 +229,18 @@ static enum tl_status check_send_item(const void *items, size_t place, size_t it
     return TL_OK;
 }
 
-static enum tl_status init_sends(struct op_group *group, const void *items, size_t count, size_t item_bytes, char *keys,
-                                 struct tl_error *ret_error)
+/* Of the memory, each member has the place of its alias, and then come the keys. */
+static enum tl_status init_sends(struct op_group *group, const void *items, size_t count, size_t item_bytes,
+                                 char *memory, struct tl_error *ret_error)
 {
     struct tl_send_item item = {.key = NULL};
+    char *keys = memory + count * tl_tensor_place_bytes;
     for (size_t i = 0; i < count; i++) {
         struct tl_op *op = op_group_add(group, i);
         enum tl_status status = read_send_item(items, i, item_bytes, &item, ret_error);
-        if (status == TL_OK) status = tl_op_send_init(op, copy_key(&keys, item.key), item.step, item.tensor, ret_error);
+        if (status == TL_OK)
+            status = tl_op_send_init(op, memory + i * tl_tensor_place_bytes, copy_key(&keys, item.key), item.step,
+                                     item.tensor, ret_error);
         if (status != TL_OK) {
             (void)name_item(i, status, ret_error);
             while (i-- > 0)
@@ -266,10 +270,11 @@ static enum tl_status create_sends(struct tl_worker *worker, const struct tl_sen
     if (status != TL_OK) return status;
     const struct op_group_options group_options = {
         .kind = TL_OP_SEND_MANY, .timeout_ns = timeout_ns, .is_quiet = options.is_quiet};
-    char *keys;
-    status = op_group_create(worker, count, keys_bytes, &group_options, ret_group, &keys, ret_error);
+    size_t memory_bytes = count * tl_tensor_place_bytes + keys_bytes; /* no overflow: all items are in memory */
+    char *memory;
+    status = op_group_create(worker, count, memory_bytes, &group_options, ret_group, &memory, ret_error);
     if (status == TL_OK) {
-        status = init_sends(*ret_group, items, count, options.item_bytes, keys, ret_error);
+        status = init_sends(*ret_group, items, count, options.item_bytes, memory, ret_error);
         if (status != TL_OK) op_group_discard(*ret_group);
     }
     return status;

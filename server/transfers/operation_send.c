@@ -175,17 +175,13 @@ bool tl_op_send_end(struct tl_op *op, const struct tl_error *error)
     return true;
 }
 
-enum tl_status tl_op_send_init(struct tl_op *op, const char *key, uint64_t step, struct tl_tensor *tensor,
-                               struct tl_error *ret_error)
+enum tl_status tl_op_send_init(struct tl_op *op, void *alias_place, const char *key, uint64_t step,
+                               struct tl_tensor *tensor, struct tl_error *ret_error)
 {
     struct tl_device_fence *fence = NULL;
     enum tl_status status = tl_tensor_record_fence(tensor, &fence, ret_error);
     if (status != TL_OK) return status;
-    status = tl_tensor_create_alias(tensor, alias_released, op, &op->send.alias, ret_error);
-    if (status != TL_OK) {
-        tl_device_fence_put(fence);
-        return status;
-    }
+    op->send.alias = tl_tensor_create_alias_in(alias_place, tensor, alias_released, op);
     if (fence != NULL) tl_tensor_set_fence(op->send.alias, fence);
     op->kind = TL_OP_SEND;
     op->state = OP_NEW;

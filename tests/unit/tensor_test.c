@@ -413,6 +413,36 @@ START_TEST(alias)
 }
 END_TEST
 
+/* The caller frees the memory of an alias as soon as it is told that the alias is not read any more. */
+static void free_place(void *data, void *context)
+{
+    memset(context, 0xff, tl_tensor_place_bytes);
+    release(data, context);
+    free(context);
+}
+
+START_TEST(alias_in_memory_of_the_caller)
+{
+    struct tl_tensor *base = NULL;
+    struct tl_tensor_view view = float_view();
+    ck_assert_int_eq(tl_tensor_wrap(&view, &base, &error), TL_OK);
+    void *place = malloc(tl_tensor_place_bytes);
+    memset(place, 0xff, tl_tensor_place_bytes);
+    struct tl_tensor *tensor = tl_tensor_create_alias_in(place, base, free_place, place);
+    ck_assert_ptr_eq(tensor, place);
+    ck_assert_ptr_eq(tl_tensor_data(tensor), floats);
+    ck_assert(tl_meta_data_is_equal(tl_tensor_meta_data(tensor), tl_tensor_meta_data(base)));
+    ck_assert(!tl_tensor_is_writable(tensor));
+    tl_tensor_put(base);
+    ck_assert_ptr_eq(tl_tensor_get(tensor), tensor);
+    tl_tensor_put(tensor);
+    ck_assert_uint_eq(released_count, 0);
+    tl_tensor_put(tensor);
+    ck_assert_uint_eq(released_count, 2);
+    ck_assert_ptr_eq(released_context, place);
+}
+END_TEST
+
 START_TEST(annotations)
 {
     const struct tl_annotation first = {"k", "1"}, second = {"k", "2"};
@@ -810,6 +840,7 @@ int main(void)
     tcase_add_test(tcase, received_strings_are_checked);
     tcase_add_test(tcase, alias);
     tcase_add_test(tcase, alias_of_alias_of_alias);
+    tcase_add_test(tcase, alias_in_memory_of_the_caller);
     tcase_add_test(tcase, annotations);
     tcase_add_test(tcase, alias_of_strings_and_dead);
     tcase_add_test(tcase, created_around);
