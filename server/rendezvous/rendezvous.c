@@ -387,14 +387,21 @@ struct tl_sender *tl_rendezvous_reserved_sender(struct tl_rendezvous *table, con
     return sender;
 }
 
-void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_request_id *id)
+void tl_rendezvous_acknowledge_many(struct tl_rendezvous *table, const struct tl_request_id *ids, size_t count)
 {
     struct tl_list deferred_calls;
     tl_list_init(&deferred_calls);
     tl_table_lock(table);
-    struct tl_table_value *value = tl_table_value_find(table, id);
-    if (value) tl_table_value_conclude(table, value, NULL, &deferred_calls);
+    for (size_t i = 0; i < count; i++) {
+        struct tl_table_value *value = tl_table_value_find(table, &ids[i]);
+        if (value) tl_table_value_conclude(table, value, NULL, &deferred_calls);
+    }
     tl_table_unlock_and_run(table, &deferred_calls);
+}
+
+void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    tl_rendezvous_acknowledge_many(table, id, 1);
 }
 
 void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_id *id)

@@ -206,6 +206,8 @@ struct tl_sender *tl_rendezvous_reserved_sender(struct tl_rendezvous *table, con
 
 /* Drops the value that is reserved for the id: its receiver has all of it. Ignored when none is reserved. */
 void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_request_id *id);
+/* The same for `count` ids: the table is locked once. */
+void tl_rendezvous_acknowledge_many(struct tl_rendezvous *table, const struct tl_request_id *ids, size_t count);
 
 /* Offers the value that is reserved for the id again: its receiver has given up. Ignored when none is reserved. */
 void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_id *id);

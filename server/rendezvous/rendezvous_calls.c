@@ -14,7 +14,7 @@
 #include "server/rendezvous/rendezvous_table.h"
 
 /* So many calls are copied. */
-#define MAX_TAKEN_CALLS 4
+#define MAX_TAKEN_CALLS 16
 
 static const struct tl_error no_error = {.code = TL_OK};
 

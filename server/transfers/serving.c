@@ -39,12 +39,37 @@ static void take_copy(struct tl_offer *offer)
     tl_tensor_put(tensor);
 }
 
+static void tell_received(struct tl_serving *serving)
+{
+    if (serving->received_count == 0) return;
+    tl_rendezvous_acknowledge_many(serving->worker->table, serving->received, serving->received_count);
+    serving->received_count = 0;
+}
+
+static void tell_received_later(struct tl_closure *closure)
+{
+    struct tl_serving *serving = TL_CONTAINER_OF(closure, struct tl_serving, received_closure);
+    serving->is_received_posted = false;
+    tell_received(serving);
+}
+
+static void add_received(struct tl_serving *serving, const struct tl_request_id *id)
+{
+    serving->received[serving->received_count++] = *id;
+    if (serving->received_count == TL_SERVING_RECEIVED || serving->is_closing) {
+        tell_received(serving);
+    } else if (!serving->is_received_posted) {
+        serving->is_received_posted = true;
+        tl_executor_post(serving->executor, &serving->received_closure);
+    }
+}
+
 /* Ends a serve: what was reserved for it is dropped, offered again, or kept for a while. */
 static void settle(struct tl_serving *serving, const struct tl_request_id *id, enum tl_serve_end end)
 {
     struct tl_worker *worker = serving->worker;
     if (end == TL_SERVE_RECEIVED) {
-        tl_rendezvous_acknowledge(worker->table, id);
+        add_received(serving, id);
     } else if (end == TL_SERVE_CANCELLED || serving->is_closing) {
         tl_rendezvous_release(worker->table, id);
     } else {
@@ -333,8 +358,7 @@ static void closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
 
 static void received(void *context, const struct tl_request_id *id)
 {
-    struct tl_serving *serving = context;
-    tl_rendezvous_acknowledge(serving->worker->table, id);
+    add_received(context, id);
 }
 
 static void prefetch(void *context, const struct tl_key_text *keys, size_t count)
@@ -373,11 +397,14 @@ void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const
     tl_list_init(&serving->serves);
     tl_list_init(&serving->unrefused);
     serving->round_closure.run = refuse_some;
+    serving->received_closure.run = tell_received_later;
+    tl_list_init(&serving->received_closure.link);
 }
 
 void tl_serving_close(struct tl_serving *serving)
 {
     serving->is_closing = true;
+    tell_received(serving);
     tl_list_splice_back(&serving->unrefused, &serving->serves);
     refuse_some(&serving->round_closure);
 }

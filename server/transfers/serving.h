@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Requests of peers for tensors of this worker, between a transport and the rendezvous table. One serving for each
- * thread that transports run on: the loop's owner, and the reactor's.
+ * thread that transports run on: the loop's owner, and the reactor's. Both lock the table: that many sent values were
+ * received it is told together, before other work of the executor.
  *
  * Happy path: a request becomes a receiver in the table; the table's answer, now or later, is the reply; the end of the
  * serve acknowledges, releases or orphans what was reserved for it. Failure modes: a worker that is closing refuses; a
@@ -20,6 +21,9 @@
 
 struct tl_worker;
 
+/* The most values of which the table is told together that they were received. */
+#define TL_SERVING_RECEIVED 16
+
 struct tl_serving {
     struct tl_worker *worker;
     const struct tl_executor *executor;
@@ -29,7 +33,11 @@ struct tl_serving {
     bool wants_copies;        /* a copy in registered memory is served in place of the tensor, where there is one
                               (server/transports/transport.h) */
     bool is_closing;
-    struct tl_closure round_closure; /* goes on with the close */
+    struct tl_closure round_closure;                    /* goes on with the close */
+    struct tl_request_id received[TL_SERVING_RECEIVED]; /* the table has not been told yet */
+    uint8_t received_count;
+    bool is_received_posted;            /* received_closure is on its way */
+    struct tl_closure received_closure; /* tells the table */
 };
 
 void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const struct tl_executor *executor);

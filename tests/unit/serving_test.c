@@ -14,13 +14,25 @@
 
 static struct tl_worker worker;
 
-static void never_post(const struct tl_executor *of, struct tl_closure *closure)
+static struct tl_closure *posted; /* to the executor; NULL: nothing was */
+
+static void post_here(const struct tl_executor *of, struct tl_closure *closure)
 {
-    (void)of, (void)closure;
-    ck_abort();
+    (void)of;
+    ck_assert_ptr_null(posted);
+    posted = closure;
 }
 
-static struct tl_executor executor = {.is_only = true, .post = never_post};
+/* The next round of the executor. */
+static void run_posted(void)
+{
+    struct tl_closure *closure = posted;
+    ck_assert_ptr_nonnull(closure);
+    posted = NULL;
+    closure->run(closure);
+}
+
+static struct tl_executor executor = {.is_only = true, .post = post_here};
 static struct tl_identity peer = {.name = "/job:worker/task:0", .incarnation = 7};
 static struct tl_serve serve;
 static struct tl_serve newer; /* the same request, on a newer link */
@@ -247,6 +259,8 @@ START_TEST(a_transport_that_reaches_no_device)
     ck_assert_uint_eq(newer_answers, 1);
     ck_assert_uint_eq(newer_bytes, 100);
     tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_RECEIVED);
+    ck_assert_uint_eq(over_count, 0);
+    run_posted();
     ck_assert_uint_eq(over_count, 1);
     serve.source_state = NULL; /* it is over */
 }
@@ -271,6 +285,65 @@ START_TEST(no_bytes_lie_nowhere)
     ask_for_device(&worker.serving, 0);
     ck_assert_int_eq(answer.code, TL_OK);
     tl_serving_ops.closed(&worker.serving, &serve, TL_SERVE_RECEIVED);
+    run_posted();
+    serve.source_state = NULL; /* it is over */
+}
+END_TEST
+
+/* --------------------------------------------------------------------------------------------- what was received -- */
+
+#define SENT_COUNT (TL_SERVING_RECEIVED + 1)
+
+/* Sends a value, which a peer asks for and receives. */
+static void deliver(struct tl_sender *from, struct tl_serve *to, uint64_t step)
+{
+    from->over = over;
+    *to = (struct tl_serve){.ops = &ops, .id = {.number = 100 + step}, .peer = &peer, .key = "sent", .step = step};
+    ck_assert_int_eq(tl_rendezvous_send(worker.table, to->key, step, tensor, from, NULL), TL_OK);
+    newer = *to;
+    newer_answers = 0;
+    tl_serving_ops.request(&worker.serving, &newer);
+    ck_assert_uint_eq(newer_answers, 1);
+    tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_RECEIVED);
+}
+
+/* The table hears of a few values in the next round, and at once when there are many. */
+START_TEST(many_values_are_received_together)
+{
+    static struct tl_sender senders[SENT_COUNT];
+    static struct tl_serve serves[SENT_COUNT];
+    for (uint64_t i = 0; i < TL_SERVING_RECEIVED; i++) {
+        ck_assert_uint_eq(over_count, 0);
+        deliver(&senders[i], &serves[i], i);
+    }
+    ck_assert_uint_eq(over_count, TL_SERVING_RECEIVED);
+    deliver(&senders[SENT_COUNT - 1], &serves[SENT_COUNT - 1], SENT_COUNT - 1);
+    ck_assert_uint_eq(over_count, TL_SERVING_RECEIVED);
+    run_posted();
+    ck_assert_uint_eq(over_count, SENT_COUNT);
+    serve.source_state = NULL; /* it is over */
+}
+END_TEST
+
+/* A value that was received does not fail because the worker closes. */
+START_TEST(received_before_and_while_the_worker_closes)
+{
+    static struct tl_sender senders[2];
+    static struct tl_serve serves[2];
+    senders[1].over = over;
+    serves[1] = (struct tl_serve){.ops = &ops, .id = {.number = 102}, .peer = &peer, .key = "sent", .step = 2};
+    ck_assert_int_eq(tl_rendezvous_send(worker.table, "sent", 2, tensor, &senders[1], NULL), TL_OK);
+    newer = serves[1];
+    tl_serving_ops.request(&worker.serving, &newer);
+    serves[1] = newer;
+    deliver(&senders[0], &serves[0], 1);
+    ck_assert_uint_eq(over_count, 0);
+    tl_serving_close(&worker.serving);
+    ck_assert_uint_eq(over_count, 1);
+    tl_serving_ops.closed(&worker.serving, &serves[1], TL_SERVE_RECEIVED);
+    ck_assert_uint_eq(over_count, 2);
+    run_posted();
+    ck_assert_uint_eq(over_count, 2);
     serve.source_state = NULL; /* it is over */
 }
 END_TEST
@@ -388,6 +461,8 @@ int main(void)
     tcase_add_test(tcase, a_transport_that_reaches_no_device);
     tcase_add_test(tcase, a_call_that_reaches_no_device);
     tcase_add_test(tcase, no_bytes_lie_nowhere);
+    tcase_add_test(tcase, many_values_are_received_together);
+    tcase_add_test(tcase, received_before_and_while_the_worker_closes);
     suite_add_tcase(suite, tcase);
     add_own_case(suite, "part_of_a_tensor_with_a_copy", NULL, NULL, part_of_a_tensor_with_a_copy);
     add_own_case(suite, "a_copied_part_uses_the_quota", setup, teardown, a_copied_part_uses_the_quota);
