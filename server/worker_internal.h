@@ -91,10 +91,20 @@ struct worker_members {
     struct tl_permissions *permissions; /* which caller may do what; NULL: without certificates, everybody everything */
 };
 
+/* So many values of sends are put into the table together. */
+#define TL_UNSENT_COUNT 16
+
+/* The operations that begin. */
+struct worker_starting {
+    struct tl_list groups;                 /* struct op_group with members that have not begun */
+    struct tl_op *unsent[TL_UNSENT_COUNT]; /* sends that have begun, and whose values are not in the table yet */
+    size_t unsent_count;                   /* 0 but while operations are being started */
+};
+
 /* The operations of this process. */
 struct worker_operations {
-    struct tl_hash_table calls;            /* struct op_call: those with operations that have not completed, by id */
-    struct tl_list starting;               /* struct op_group with members that have not begun */
+    struct tl_hash_table calls; /* struct op_call: those with operations that have not completed, by id */
+    struct worker_starting starting;
     struct tl_subscription *subscriptions; /* all that have not ended, by id (subscription.c) */
     struct tl_peer_op *peer_ops;           /* all that have not completed, by id (peer_operation.c) */
     struct tl_op_step *steps;              /* the receives among them, by step */

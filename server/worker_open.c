@@ -397,7 +397,7 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
     worker->executor.post = post_to_executor;
     worker->executor.send = tl_worker_executor_send;
     tl_list_init(&worker->members.peer_waits);
-    tl_list_init(&worker->operations.starting);
+    tl_list_init(&worker->operations.starting.groups);
     tl_walks_init(worker);
     status = build(worker, &options, transports, transport_count, ret_error);
     if (status == TL_OK) status = start(worker, ret_error);

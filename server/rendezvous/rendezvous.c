@@ -196,37 +196,54 @@ static enum tl_status check_place(struct tl_rendezvous *table, const struct tl_t
 }
 
 /* Puts a value into the table. *ret_value is NULL without memory, which is no error yet. */
-static enum tl_status add_value(struct tl_rendezvous *table, const char *key, uint64_t step, struct tl_tensor *tensor,
-                                struct tl_sender *sender, struct tl_table_value **ret_value, struct tl_error *ret_error)
+static enum tl_status add_value(struct tl_rendezvous *table, const struct tl_rendezvous_value *sent,
+                                struct tl_table_value **ret_value, struct tl_error *ret_error)
 {
     *ret_value = NULL;
     if (table->is_closed) return tl_error_copy(ret_error, &table->close_status);
-    struct tl_table_step *marked = table->mark_count > 0 ? tl_table_step_find(table, step) : NULL;
+    struct tl_table_step *marked = table->mark_count > 0 ? tl_table_step_find(table, sent->step) : NULL;
     if (marked && marked->mark) return tl_error_copy(ret_error, marked->mark);
-    struct tl_table_place *place = tl_table_place_get(table, key, step);
+    struct tl_table_place *place = tl_table_place_get(table, sent->key, sent->step);
     if (place == NULL) return TL_OK;
-    enum tl_status status = check_place(table, place, tl_tensor_size_bytes(tensor), ret_error);
-    if (status == TL_OK) *ret_value = tl_table_value_add(table, place, tensor, sender);
+    enum tl_status status = check_place(table, place, tl_tensor_size_bytes(sent->tensor), ret_error);
+    if (status == TL_OK) *ret_value = tl_table_value_add(table, place, sent->tensor, sent->sender);
     tl_table_place_put(table, place);
     return status;
+}
+
+static enum tl_status send_one(struct tl_rendezvous *table, const struct tl_rendezvous_value *sent,
+                               struct tl_list *deferred_calls, struct tl_error *ret_error)
+{
+    struct tl_table_value *value;
+    sent->sender->entry = NULL;
+    enum tl_status status = add_value(table, sent, &value, ret_error);
+    if (value) {
+        offer_value(table, value, deferred_calls);
+    } else if (status == TL_OK) {
+        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to offer %s of step %" PRIu64, sent->key,
+                              sent->step);
+    }
+    return status;
+}
+
+void tl_rendezvous_send_many(struct tl_rendezvous *table, const struct tl_rendezvous_value *values, size_t count,
+                             struct tl_error *ret_statuses)
+{
+    struct tl_list deferred_calls;
+    tl_list_init(&deferred_calls);
+    tl_table_lock(table);
+    for (size_t i = 0; i < count; i++)
+        ret_statuses[i].code = send_one(table, &values[i], &deferred_calls, &ret_statuses[i]);
+    tl_table_unlock_and_run(table, &deferred_calls);
 }
 
 enum tl_status tl_rendezvous_send(struct tl_rendezvous *table, const char *key, uint64_t step, struct tl_tensor *tensor,
                                   struct tl_sender *sender, struct tl_error *ret_error)
 {
-    struct tl_list deferred_calls;
-    struct tl_table_value *value;
-    tl_list_init(&deferred_calls);
-    tl_table_lock(table);
-    sender->entry = NULL;
-    enum tl_status status = add_value(table, key, step, tensor, sender, &value, ret_error);
-    if (value) {
-        offer_value(table, value, &deferred_calls);
-    } else if (status == TL_OK) {
-        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to offer %s of step %" PRIu64, key, step);
-    }
-    tl_table_unlock_and_run(table, &deferred_calls);
-    return status;
+    const struct tl_rendezvous_value value = {.key = key, .step = step, .tensor = tensor, .sender = sender};
+    struct tl_error status;
+    tl_rendezvous_send_many(table, &value, 1, &status);
+    return status.code == TL_OK ? TL_OK : tl_error_copy(ret_error, &status);
 }
 
 bool tl_rendezvous_unsend(struct tl_rendezvous *table, struct tl_sender *sender)

@@ -80,6 +80,19 @@ struct tl_sender {
 enum tl_status tl_rendezvous_send(struct tl_rendezvous *table, const char *key, uint64_t step, struct tl_tensor *tensor,
                                   struct tl_sender *sender, struct tl_error *ret_error) TL_MUST_USE;
 
+/* What tl_rendezvous_send offers. */
+struct tl_rendezvous_value {
+    const char *key;
+    uint64_t step;
+    struct tl_tensor *tensor;
+    struct tl_sender *sender;
+};
+
+/* Does the same for `count` values: the table is locked once. ret_statuses [count]: how tl_rendezvous_send would have
+ * returned for each of them. */
+void tl_rendezvous_send_many(struct tl_rendezvous *table, const struct tl_rendezvous_value *values, size_t count,
+                             struct tl_error *ret_statuses);
+
 /* Takes a sent value back, reserved or not. A transfer that runs goes on by the transport's own reference, and its
  * acknowledgement is ignored. True: over will not be called any more. False: it has been or is being called, or the
  * send has failed. */

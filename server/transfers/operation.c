@@ -387,7 +387,9 @@ void op_start(struct tl_op *op, const struct tl_error *refusal)
 static void single_start(struct tl_closure *closure)
 {
     struct op_call *call = TL_CONTAINER_OF(closure, struct op_call, closure);
+    struct tl_worker *worker = call->worker;
     op_start(&single_of(call)->op, op_call_register(call, false) ? NULL : &op_out_of_memory);
+    tl_ops_send(worker);
 }
 
 enum tl_status op_check_key(const char *key, struct tl_error *ret_error)

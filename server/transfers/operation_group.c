@@ -51,7 +51,7 @@ struct op_group {
     struct tl_closure round_closure; /* starts and ends members */
     struct tl_cq_item item;          /* the group's completion */
     struct tl_timer over_timer;      /* for options.over_ns */
-    struct tl_list starting_link;    /* in worker->operations.starting, while members have not begun */
+    struct tl_list starting_link;    /* in worker->operations.starting.groups, while members have not begun */
     struct tl_closure flush_closure;
     struct tl_list done; /* completions of this round */
     bool is_flush_out;   /* flush_closure is deferred */
@@ -332,6 +332,7 @@ static size_t start_members(struct op_group *group, size_t count)
         if (op->state == OP_NEW) op_start(op, group->end_error != NULL ? tl_error_kept(group->end_error) : NULL);
         request_count += is_on_data_connection(op);
     }
+    tl_ops_send(group->call.worker);
     if (group->started_count == group->count) tl_list_remove(&group->starting_link);
     return done;
 }
@@ -382,7 +383,7 @@ static void begin(struct tl_closure *closure)
 {
     struct op_group *group = TL_CONTAINER_OF(closure, struct op_group, call.closure);
     struct tl_worker *worker = group->call.worker;
-    tl_list_push_back(&worker->operations.starting, &group->starting_link);
+    tl_list_push_back(&worker->operations.starting.groups, &group->starting_link);
     bool has_memory =
         op_call_register(&group->call, true) &&
         tl_timers_arm(tl_loop_timers(worker->loop), &group->over_timer, group->over_timer.due_ns) == TL_OK;
@@ -419,7 +420,7 @@ static bool end_unstarted(struct op_group *group, uint64_t step, const struct tl
 bool tl_ops_end_unstarted(struct tl_worker *worker, uint64_t step, const struct tl_error *status, uint64_t *send_count)
 {
     bool is_over = true;
-    TL_LIST_FOREACH_SAFE(&worker->operations.starting, link)
+    TL_LIST_FOREACH_SAFE(&worker->operations.starting.groups, link)
     {
         struct op_group *group = TL_CONTAINER_OF(link, struct op_group, starting_link);
         if (step < group->least_step || step > group->greatest_step) continue;

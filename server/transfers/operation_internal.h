@@ -213,7 +213,8 @@ struct tl_op *op_call_ops(struct op_call *call, size_t *ret_count);
 /* Gives the call `id_count` ids and passes it to the loop. Returns its id. */
 tl_op_id op_call_submit(struct op_call *call, uint64_t id_count);
 
-/* Starts an operation of a call that is registered, or refuses it for the reason. */
+/* Starts an operation of a call that is registered, or refuses it for the reason. tl_ops_send comes after one or
+ * several of these. */
 void op_start(struct tl_op *op, const struct tl_error *refusal);
 /* Ends an operation that waits, with an error. Returns false when it is past that, and completes by itself. */
 bool op_end(struct tl_op *op, const struct tl_error *error);
@@ -238,6 +239,8 @@ extern const struct op_transition op_send_transitions[OP_STATES][OP_EVENTS];
  * Errors: those of the call of tl_send. */
 enum tl_status tl_op_send_init(struct tl_op *op, void *alias_place, const char *key, uint64_t step,
                                struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;
+/* Puts the values of sends that have begun into the table, for which it is locked once. Comes after op_start. */
+void tl_ops_send(struct tl_worker *worker);
 /* Frees what a send that was not submitted holds. */
 void tl_op_send_discard(struct tl_op *op);
 /* Ends a send that runs. Returns false when it is past that, and completes by itself. */

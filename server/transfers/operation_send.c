@@ -38,12 +38,33 @@ static void refuse(struct tl_op *op, const struct tl_error *reason)
 static void put_into_table(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
-    struct tl_error error;
-    if (tl_rendezvous_send(op_worker(op)->table, op->send.key, op->send.step, op->send.alias, &op->send.sender,
-                           &error) != TL_OK) {
-        tl_op_handle(op, OP_EVENT_OVER, &error);
+    struct worker_starting *starting = &op_worker(op)->operations.starting;
+    starting->unsent[starting->unsent_count++] = op;
+    if (starting->unsent_count == TL_UNSENT_COUNT) tl_ops_send(op_worker(op));
+}
+
+/* Each operation has its alias until the end of this, and so completes in a later round. */
+void tl_ops_send(struct tl_worker *worker)
+{
+    struct worker_starting *starting = &worker->operations.starting;
+    struct tl_op *ops[TL_UNSENT_COUNT];
+    struct tl_rendezvous_value values[TL_UNSENT_COUNT];
+    struct tl_error statuses[TL_UNSENT_COUNT];
+    size_t count = starting->unsent_count;
+    if (count == 0) return;
+    starting->unsent_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        ops[i] = starting->unsent[i];
+        values[i] = (struct tl_rendezvous_value){.key = ops[i]->send.key,
+                                                 .step = ops[i]->send.step,
+                                                 .tensor = ops[i]->send.alias,
+                                                 .sender = &ops[i]->send.sender};
     }
-    put_alias(op);
+    tl_rendezvous_send_many(worker->table, values, count, statuses);
+    for (size_t i = 0; i < count; i++) {
+        if (statuses[i].code != TL_OK) tl_op_handle(ops[i], OP_EVENT_OVER, &statuses[i]);
+        put_alias(ops[i]);
+    }
 }
 
 static void released(struct tl_op *op, const struct tl_error *unused)

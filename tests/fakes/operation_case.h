@@ -30,7 +30,8 @@ static int the_peer, the_borrow; /* stand for a peer and a borrow */
 static bool is_self, can_take_back, can_cancel;
 static bool is_crowd; /* so many operations that calls are only counted */
 static size_t fetch_count, sent_count;
-static bool is_on_session; /* requests leave over a data connection */
+static size_t table_lock_count; /* by tl_rendezvous_send_many */
+static bool is_on_session;      /* requests leave over a data connection */
 static enum tl_status send_status, step_status;
 static struct tl_tensor *value;           /* the table's reference to what is sent */
 static struct tl_tensor *values[4096];    /* the same for each in a crowd */
@@ -195,6 +196,15 @@ enum tl_status tl_rendezvous_send(struct tl_rendezvous *table, const char *key, 
     return TL_OK;
 }
 
+void tl_rendezvous_send_many(struct tl_rendezvous *table, const struct tl_rendezvous_value *sent, size_t count,
+                             struct tl_error *ret_statuses)
+{
+    table_lock_count++;
+    for (size_t i = 0; i < count; i++)
+        ret_statuses[i].code =
+            tl_rendezvous_send(table, sent[i].key, sent[i].step, sent[i].tensor, sent[i].sender, &ret_statuses[i]);
+}
+
 bool tl_rendezvous_unsend(struct tl_rendezvous *table, struct tl_sender *sender)
 {
     (void)table, (void)sender;
@@ -356,7 +366,7 @@ static inline void setup(void)
     const uint64_t dims[] = {4};
     tl_timers_init(&timers);
     worker.executor.post = post_to_loop;
-    tl_list_init(&worker.operations.starting);
+    tl_list_init(&worker.operations.starting.groups);
     worker.executor.is_only = true;
     ck_assert_int_eq(tl_tensor_create(TL_U8, 1, dims, &tensor, &error), TL_OK);
 }

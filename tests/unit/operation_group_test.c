@@ -43,7 +43,7 @@ static void teardown_group(void)
     ck_assert_uint_eq(worker.operations.open_ops, 0);
     ck_assert_uint_eq(worker.operations.calls.count, 0);
     ck_assert_ptr_null(worker.operations.steps);
-    ck_assert(tl_list_is_empty(&worker.operations.starting));
+    ck_assert(tl_list_is_empty(&worker.operations.starting.groups));
     ck_assert_uint_eq(timers.count, 0);
 }
 
@@ -145,7 +145,7 @@ START_TEST(begins_in_rounds)
     for (size_t i = 0; i < TL_ARRAY_COUNT(begun); i++) {
         run_round_of_loop();
         ck_assert_uint_eq(fetch_count, begun[i]);
-        ck_assert_int_eq(tl_list_is_empty(&worker.operations.starting), i == 2);
+        ck_assert_int_eq(tl_list_is_empty(&worker.operations.starting.groups), i == 2);
     }
     ck_assert_uint_eq(closure_count, 0);
     ck_assert_uint_eq(all_closure_count, 3);
@@ -504,6 +504,25 @@ static void send_ends(struct op_group *group, size_t place, enum tl_status code)
     sender->over(sender, &(struct tl_error){.code = code, .message = "it failed"});
 }
 
+/* The values of 16 members go into the table together; the last ones do not wait for others. */
+START_TEST(values_go_into_the_table_together)
+{
+    struct op_group *group = send_many(MANY);
+    run_round_of_loop();
+    ck_assert_uint_eq(sent_count, 512);
+    ck_assert_uint_eq(table_lock_count, 512 / TL_UNSENT_COUNT);
+    start_all();
+    ck_assert_uint_eq(sent_count, MANY);
+    ck_assert_uint_eq(table_lock_count, (MANY + TL_UNSENT_COUNT - 1) / TL_UNSENT_COUNT);
+    for (size_t i = 0; i < MANY; i++)
+        send_ends(group, i, TL_OK);
+    put_values();
+    start_all();
+    ck_assert_uint_eq(pushed_count, MANY + 1);
+    expect_group(MANY, TL_OK, MANY, 0);
+}
+END_TEST
+
 /* Members that succeed quietly are counted, and those that fail are reported. */
 START_TEST(quiet_sends)
 {
@@ -744,6 +763,7 @@ int main(void)
     ADD(step_ends_while_sends_begin, 1);
     ADD(step_ends_in_rounds, 1);
     ADD(step_leaves_groups_of_others_alone, 1);
+    ADD(values_go_into_the_table_together, 1);
     ADD(quiet_sends, 1);
     ADD(wrong_receive_options, 1);
     ADD(wrong_receive_items, 1);

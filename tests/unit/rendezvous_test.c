@@ -233,6 +233,41 @@ START_TEST(receivers_are_served_in_order)
 }
 END_TEST
 
+/* Of values that are sent together each has its own status, and those that can be offered are. */
+START_TEST(sent_together)
+{
+    static struct sender senders[4];
+    static struct receiver receivers[2];
+    static const char *const keys[] = {"a", "b", "a", "c"};
+    struct tl_rendezvous_value values[4];
+    struct tl_error statuses[4];
+    ask(&receivers[0], 1, 1, "a", 7);
+    assert_waits(&receivers[0]);
+    for (size_t i = 0; i < 4; i++) {
+        senders[i] = (struct sender){.base.over = on_over, .code = TL_UNKNOWN};
+        values[i] = (struct tl_rendezvous_value){keys[i], 7, make_tensor(i == 3 ? HELD_LIMIT : 10), &senders[i].base};
+    }
+    tl_rendezvous_send_many(table, values, 4, statuses);
+    for (size_t i = 0; i < 4; i++)
+        tl_tensor_put(values[i].tensor);
+    ck_assert_int_eq(statuses[0].code, TL_OK);
+    ck_assert_int_eq(statuses[1].code, TL_OK);
+    ck_assert_int_eq(statuses[2].code, TL_ALREADY_EXISTS);
+    ck_assert_ptr_nonnull(strstr(statuses[2].message, "a of step 7"));
+    ck_assert_int_eq(statuses[3].code, TL_RESOURCE_EXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(statuses[3].message, "limits.held"));
+    assert_got(&receivers[0], TL_OK);
+    ask(&receivers[1], 1, 2, "b", 7);
+    assert_got(&receivers[1], TL_OK);
+    const struct tl_request_id ids[] = {receivers[0].base.id, {1, 9}, receivers[1].base.id};
+    tl_rendezvous_acknowledge_many(table, ids, 3);
+    assert_over(&senders[0], TL_OK);
+    assert_over(&senders[1], TL_OK);
+    ck_assert_int_eq(senders[2].over_count, 0);
+    ck_assert_int_eq(senders[3].over_count, 0);
+}
+END_TEST
+
 START_TEST(send_twice)
 {
     static struct sender sender, second;
@@ -1029,6 +1064,7 @@ int main(void)
     tcase_add_test(meet, receiver_first);
     tcase_add_test(meet, only_key_and_step_meet);
     tcase_add_test(meet, receivers_are_served_in_order);
+    tcase_add_test(meet, sent_together);
     tcase_add_test(meet, send_twice);
     tcase_add_test(meet, held_bytes_are_limited);
     tcase_add_test(meet, unsend);

@@ -461,11 +461,12 @@ int main(void)
     tcase_add_test(tcase, a_transport_that_reaches_no_device);
     tcase_add_test(tcase, a_call_that_reaches_no_device);
     tcase_add_test(tcase, no_bytes_lie_nowhere);
-    tcase_add_test(tcase, many_values_are_received_together);
-    tcase_add_test(tcase, received_before_and_while_the_worker_closes);
     suite_add_tcase(suite, tcase);
     add_own_case(suite, "part_of_a_tensor_with_a_copy", NULL, NULL, part_of_a_tensor_with_a_copy);
     add_own_case(suite, "a_copied_part_uses_the_quota", setup, teardown, a_copied_part_uses_the_quota);
+    add_own_case(suite, "many_values_are_received_together", setup, teardown, many_values_are_received_together);
+    add_own_case(suite, "received_before_and_while_the_worker_closes", setup, teardown,
+                 received_before_and_while_the_worker_closes);
     TCase *refusals = tcase_create("a_peer_that_may_not_read_gets_no_value");
     tcase_add_checked_fixture(refusals, setup, teardown);
     tcase_add_test(refusals, a_peer_that_may_not_read_gets_no_value);
