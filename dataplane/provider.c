@@ -116,6 +116,11 @@ bool tl_queue_pair_has_spare_window(struct tl_queue_pair *pair)
     return pair->ops->has_spare_window == NULL || pair->ops->has_spare_window(pair);
 }
 
+void *tl_queue_pair_message_place(struct tl_queue_pair *pair)
+{
+    return pair->ops->message_place != NULL ? pair->ops->message_place(pair) : NULL;
+}
+
 void tl_queue_pair_doorbell(struct tl_queue_pair *pair)
 {
     if (pair->ops->doorbell != NULL) pair->ops->doorbell(pair);

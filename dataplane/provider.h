@@ -226,7 +226,11 @@ struct tl_provider_ops {
     /* Returns how many more operations may be posted now. message, write, read and revoke need one each; expose and
      * expose_source need one more. */
     uint32_t (*space)(const struct tl_queue_pair *pair);
-    /* Sends at most TL_SLOT_BYTES bytes of control messages; data is copied. work NULL: its end is not reported. */
+    /* Returns memory of TL_SLOT_BYTES in which the next message may be composed, so that it need not be copied: it is
+     * valid until a message, a write or a read is posted. The peer may read and change it. NULL: there is none now. */
+    void *(*message_place)(struct tl_queue_pair *pair);
+    /* Sends at most TL_SLOT_BYTES bytes of control messages; data is copied, unless it lies in the message_place. work
+     * NULL: its end is not reported. */
     void (*message)(struct tl_queue_pair *pair, const void *data, uint32_t len_bytes, struct tl_work *work);
     /* Writes len_bytes (at most max_write_bytes) from source into the peer's exposed memory at offset_bytes, and then,
      * with has_immediate, notifies the peer. region is NULL when the provider needs none, or len_bytes is 0. Source is
@@ -364,6 +368,7 @@ enum tl_status tl_queue_pair_map(struct tl_queue_pair *pair, const struct tl_des
 void tl_provider_fail(struct tl_provider *provider, const struct tl_error *reason);
 bool tl_provider_arm(struct tl_provider *provider);
 void tl_provider_disarm(struct tl_provider *provider, bool is_woken);
+void *tl_queue_pair_message_place(struct tl_queue_pair *pair);
 void tl_queue_pair_doorbell(struct tl_queue_pair *pair);
 bool tl_queue_pair_has_spare_window(struct tl_queue_pair *pair);
 

@@ -50,7 +50,8 @@ struct engine_batch {
     uint64_t passed_bytes; /* so many bytes of writes were posted since it was begun */
     struct tl_work *works; /* what waits for its end, linked by `next` */
     struct tl_work **works_end;
-    uint8_t bytes[TL_SLOT_BYTES];
+    uint8_t *bytes; /* in `memory`, or where the provider sends it from */
+    uint8_t memory[TL_SLOT_BYTES];
 };
 
 /* Where values are found. */

@@ -27,6 +27,8 @@
  * Failure modes: none of its own. A connection that is closing posts nothing, and leaves its queues to those whose
  * posts are in them.
  */
+#include <string.h>
+
 #include "base/check.h"
 #include "dataplane/engine/conn_internal.h"
 
@@ -312,10 +314,20 @@ void conn_post_batch(struct tl_conn *conn)
     conn->pair->ops->message(conn->pair, batch->bytes, batch->len_bytes, work);
 }
 
+/* Takes the open batch out of the place from which it would be sent, because something is posted before it. */
+static void move_batch(struct engine_batch *batch)
+{
+    if (batch->bytes == batch->memory) return;
+    memcpy(batch->memory, batch->bytes, batch->len_bytes);
+    batch->bytes = batch->memory;
+}
+
 static void begin_batch(struct tl_conn *conn)
 {
     struct engine_batch *batch = &conn->engine->batch;
     batch->conn = conn;
+    batch->bytes = tl_queue_pair_message_place(conn->pair);
+    if (batch->bytes == NULL) batch->bytes = batch->memory;
     batch->len_bytes = TL_BATCH_HEAD_BYTES;
     batch->passed_bytes = 0;
     batch->works = NULL;
@@ -347,6 +359,7 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
 {
     struct engine_batch *batch = &conn->engine->batch;
     if (is_batch_open(conn)) {
+        move_batch(batch);
         batch->passed_bytes += len_bytes;
         if (batch->passed_bytes > PASSING_BYTES) conn_post_batch(conn);
     }

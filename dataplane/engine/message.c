@@ -212,13 +212,14 @@ static uint8_t *put_destination(uint8_t *at, const struct tl_descriptor *destina
 
 static uint8_t *put_status(uint8_t *at, const struct tl_message *message)
 {
+    char text[TL_ERROR_MESSAGE_BYTES];
     size_t text_bytes = strnlen(message->text, TL_ERROR_MESSAGE_BYTES - 1);
+    memcpy(text, message->text, text_bytes);
+    /* The peer ends a connection with a text that is not UTF-8, and an error may name a file whose path is not. */
+    tl_text_make_utf8(text, text_bytes);
     at = put_u32(at, (uint32_t)message->code);
     at = put_u16(at, text_bytes);
-    uint8_t *end = put_bytes(at, message->text, text_bytes);
-    /* The peer ends a connection with a text that is not UTF-8, and an error may name a file whose path is not. */
-    tl_text_make_utf8((char *)at, text_bytes);
-    return end;
+    return put_bytes(at, text, text_bytes);
 }
 
 /* Some flags mean another thing in another type. */

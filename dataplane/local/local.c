@@ -312,6 +312,7 @@ static const struct tl_provider_ops local_ops = {
     .disconnect = local_pair_disconnect,
     .destroy = local_pair_destroy,
     .space = local_space,
+    .message_place = local_message_place,
     .message = local_message,
     .write = local_write,
     .expose = local_expose,

@@ -576,6 +576,7 @@ unsigned local_pair_drain(struct local_pair *pair);
 /* ------------------------------------------------------------------------------------------------ local_send.c -- */
 
 uint32_t local_space(const struct tl_queue_pair *pair);
+void *local_message_place(struct tl_queue_pair *pair);
 void local_message(struct tl_queue_pair *pair, const void *data, uint32_t len_bytes, struct tl_work *work);
 void local_write(struct tl_queue_pair *pair, const struct tl_region *region, const void *source, uint64_t len_bytes,
                  const struct tl_descriptor *destination, uint64_t offset_bytes, bool has_immediate, uint32_t immediate,

@@ -69,7 +69,7 @@ static void fill_message(struct local_slot *slot, const void *data, uint32_t len
 {
     slot->kind = LOCAL_SLOT_MESSAGE;
     slot->message_bytes = len_bytes;
-    if (len_bytes > 0) memcpy(slot->message, data, len_bytes);
+    if (len_bytes > 0 && data != slot->message) memcpy(slot->message, data, len_bytes);
 }
 
 /* Returns whether the peer has taken all slots, so that it knew of them before it went to sleep. */
@@ -339,12 +339,24 @@ static struct local_work *post(struct local_pair *pair, enum local_work_kind kin
     return record;
 }
 
+/* Returns the slot for a message that nothing has to wait for; NULL: there is none now. */
+static struct local_slot *slot_at_once(struct local_pair *pair)
+{
+    bool is_first = pair->state == LOCAL_CONNECTED && pair->queue.executed == pair->queue.posted;
+    return is_first ? free_slot(pair) : NULL;
+}
+
+void *local_message_place(struct tl_queue_pair *base)
+{
+    struct local_slot *slot = slot_at_once(local_pair_of(base));
+    return slot != NULL ? slot->message : NULL;
+}
+
 void local_message(struct tl_queue_pair *base, const void *data, uint32_t len_bytes, struct tl_work *work)
 {
     struct local_pair *pair = local_pair_of(base);
     TL_CHECK(len_bytes <= TL_SLOT_BYTES);
-    bool is_first = pair->state == LOCAL_CONNECTED && pair->queue.executed == pair->queue.posted;
-    struct local_slot *slot = is_first ? free_slot(pair) : NULL;
+    struct local_slot *slot = slot_at_once(pair);
     if (slot != NULL) {
         fill_message(slot, data, len_bytes);
         publish(pair, slot);

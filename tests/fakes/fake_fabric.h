@@ -107,6 +107,8 @@ struct fake_pair {
     unsigned slots_free;
     uint8_t **slots; /* [options.slot_count]: what they have received last. */
     unsigned next_slot;
+    bool has_message_place; /* a message may be composed in message_place */
+    uint8_t message_place[TL_SLOT_BYTES];
 };
 
 /* The wire form of a descriptor. */

@@ -583,15 +583,33 @@ static void post(struct fake_pair *pair, struct fake_operation *operation)
     fake_break(pair, &reason);
 }
 
+/* There is one while nothing else is posted. Its content is lost when something is, also when it was moved before. */
+static void *pair_message_place(struct tl_queue_pair *base)
+{
+    struct fake_pair *pair = as_pair(base);
+    lock(fabric_of(pair));
+    pair->has_message_place = tl_list_is_empty(&pair->operations);
+    unlock(fabric_of(pair));
+    return pair->has_message_place ? pair->message_place : NULL;
+}
+
+static void lose_message_place(struct fake_pair *pair)
+{
+    if (pair->has_message_place) memset(pair->message_place, 0xee, sizeof(pair->message_place));
+    pair->has_message_place = false;
+}
+
 static void pair_message(struct tl_queue_pair *base, const void *data, uint32_t len_bytes, struct tl_work *work)
 {
     struct fake_pair *pair = as_pair(base);
-    TL_CHECK(len_bytes <= TL_SLOT_BYTES);
+    TL_CHECK(len_bytes <= TL_SLOT_BYTES && (data != pair->message_place || pair->has_message_place));
     struct fake_operation *operation = new_operation(FAKE_MESSAGE, work);
     operation->copy = fake_alloc(len_bytes);
     if (len_bytes > 0) memcpy(operation->copy, data, len_bytes);
     operation->len_bytes = len_bytes;
     lock(fabric_of(pair));
+    fake_provider_of(pair)->counters.messages_in_place += data == pair->message_place;
+    lose_message_place(pair);
     post(pair, operation);
     unlock(fabric_of(pair));
 }
@@ -654,6 +672,7 @@ static void pair_write(struct tl_queue_pair *base, const struct tl_region *regio
     operation->immediate = immediate;
     lock(fabric_of(pair));
     record_write(pair, operation);
+    lose_message_place(pair);
     post(pair, operation);
     unlock(fabric_of(pair));
 }
@@ -671,6 +690,7 @@ static void pair_read(struct tl_queue_pair *base, const struct tl_region *region
     operation->destination = *source;
     operation->offset_bytes = offset_bytes;
     lock(fabric_of(pair));
+    lose_message_place(pair);
     post(pair, operation);
     unlock(fabric_of(pair));
 }
@@ -856,6 +876,7 @@ static const struct tl_provider_ops fake_ops = {
     .disconnect = pair_disconnect,
     .destroy = pair_destroy,
     .space = pair_space,
+    .message_place = pair_message_place,
     .message = pair_message,
     .write = pair_write,
     .read = pair_read,

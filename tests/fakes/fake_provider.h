@@ -176,6 +176,7 @@ struct fake_counters {
     uint64_t creates;         /* Queue pairs, including those that failed. */
     uint64_t reactor_regions; /* Made or destroyed in fake_is_reactor. */
     uint64_t rings;
+    uint64_t messages_in_place; /* composed in a message_place, and not moved */
     uint64_t shares;
     uint64_t maps;
     uint64_t slots_taken; /* Taken by the peers' messages and immediates. */

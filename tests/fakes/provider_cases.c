@@ -32,6 +32,29 @@ START_TEST(messages_arrive)
 }
 END_TEST
 
+/* Where the provider has a place for messages, they are composed there, a short one behind a long one as well. */
+START_TEST(messages_composed_in_place)
+{
+    uint8_t data[TL_SLOT_BYTES];
+    unsigned in_place = 0;
+    set_up(16, 16);
+    fill_bytes(data, sizeof(data), 3);
+    for (unsigned i = 0; i < 100; i++) {
+        uint32_t len_bytes = i % 2 == 0 ? TL_SLOT_BYTES : i;
+        uint8_t *place = tl_queue_pair_message_place(a.pair);
+        data[0] = (uint8_t)i;
+        if (place != NULL) memcpy(place, data, len_bytes);
+        in_place += place != NULL;
+        side_message(&a, place != NULL ? place : data, len_bytes, NULL);
+        PUMP_UNTIL(b.messages == i + 1);
+        ck_assert_uint_eq(b.last_len, len_bytes);
+        ck_assert_int_eq(memcmp(b.last, data, len_bytes), 0);
+    }
+    ck_assert_int_eq(in_place > 0, a.pair->ops->message_place != NULL);
+    kind->tear_down();
+}
+END_TEST
+
 START_TEST(answers_from_callbacks)
 {
     set_up(8, 8);
@@ -131,6 +154,7 @@ void provider_cases_add(TCase *tcase, const struct provider_kind *of_program)
 {
     kind = of_program;
     tcase_add_test(tcase, messages_arrive);
+    tcase_add_test(tcase, messages_composed_in_place);
     tcase_add_test(tcase, answers_from_callbacks);
     tcase_add_test(tcase, many_posts);
     tcase_add_loop_test(tcase, writes, 0, kind->has_windows ? 2 : 1);

@@ -121,6 +121,66 @@ START_TEST(messages_of_a_round_share_a_slot)
 }
 END_TEST
 
+static uint64_t in_place(struct engine_side *side)
+{
+    struct fake_counters counters;
+    fake_provider_get_counters(side->provider, &counters);
+    return counters.messages_in_place;
+}
+
+/* Messages are composed where they are sent from, and not copied. */
+START_TEST(batches_are_composed_in_place)
+{
+    open_pair();
+    uint64_t asked = in_place(asker), answered = in_place(owner);
+    start_all();
+    send_all_dead();
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(in_place(asker) - asked, 1);
+    ck_assert_uint_eq(in_place(owner) - answered, 1);
+    expect_all(TL_OK);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* A write that is posted meanwhile may need that place. */
+START_TEST(a_write_moves_the_batch)
+{
+    static const bool is_written[] = {false, true, false};
+    enum { THREE = TL_ARRAY_COUNT(is_written), SIZE_BYTES = 8000 };
+    char key[16];
+    open_pair();
+    for (uint64_t step = 1; step <= 2; step++) { /* the first makes the meta-data known */
+        start_many(asks, THREE, step);
+        engine_pair_run(&pair);
+        for (unsigned i = 0; i < THREE; i++) {
+            struct tl_tensor *tensor = engine_pool_bytes(owner, SIZE_BYTES, 1);
+            if (!is_written[i]) {
+                tl_tensor_put(tensor);
+                ck_assert_int_eq(tl_tensor_create_dead(&tensor, NULL), TL_OK);
+            }
+            snprintf(key, sizeof(key), "key%u", i);
+            engine_side_send(owner, key, step, tensor);
+        }
+        uint64_t before = in_place(owner);
+        struct tl_engine_stats answered = engine_side_stats(owner);
+        (void)engine_side_round(owner);
+        if (step == 2) {
+            ck_assert_uint_eq(in_place(owner), before);
+            ck_assert_uint_eq(engine_side_stats(owner).writes_posted - answered.writes_posted, 1);
+            ck_assert_uint_eq(engine_side_stats(owner).messages_sent - answered.messages_sent, 2);
+            ck_assert_uint_eq(engine_side_stats(owner).slots_sent - answered.slots_sent, 1);
+        }
+        engine_pair_run(&pair);
+        for (unsigned i = 0; i < THREE; i++) {
+            ck_assert_msg(asks[i].result.code == TL_OK, "%s", asks[i].result.message);
+            engine_ask_fini(&asks[i]);
+        }
+    }
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* However many begin at once, each round leaves room for other connections. */
 START_TEST(so_many_requests_in_a_round)
 {
@@ -534,6 +594,8 @@ int main(void)
     tcase_add_test(bytes, so_many_bytes_in_a_round);
     suite_add_tcase(suite, bytes);
     suite_add_tcase(suite, sharing);
+    add_own_case(suite, "batches_are_composed_in_place", setup, NULL, batches_are_composed_in_place);
+    add_own_case(suite, "a_write_moves_the_batch", setup, NULL, a_write_moves_the_batch);
     tcase_add_test(tcase, keys_of_a_batch_are_prefetched);
     tcase_add_test(tcase, single_message);
     tcase_add_test(tcase, more_messages_than_a_slot_holds);

@@ -119,6 +119,25 @@ START_TEST(much_that_waits_leaves_no_space)
 END_TEST
 
 /* A poll takes no more of one pair than half of the quota, and others have their turn before the rest. */
+/* There is no place while the ring of the peer is full, or while something waits to be carried out before. */
+START_TEST(no_place_for_a_message)
+{
+    unsigned posted = 0;
+    while (tl_queue_pair_message_place(a.pair) != NULL) {
+        a.pair->ops->message(a.pair, &posted, sizeof(posted), NULL);
+        posted++;
+    }
+    ck_assert_uint_gt(posted, 0);
+    a.pair->ops->message(a.pair, &posted, sizeof(posted), NULL);
+    posted++;
+    ck_assert_ptr_null(tl_queue_pair_message_place(a.pair));
+    tl_queue_pair_doorbell(a.pair);
+    PUMP_UNTIL(b.messages == posted);
+    ck_assert_mem_eq(b.last, &(unsigned){posted - 1}, sizeof(unsigned));
+    ck_assert_ptr_nonnull(tl_queue_pair_message_place(a.pair));
+}
+END_TEST
+
 START_TEST(a_flood_of_messages)
 {
     enum { FLOOD = 24, MEMBERS = 64, MOST = TL_QUOTA / 2 / MEMBERS };
@@ -832,6 +851,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, sides_tear_down);
     tcase_add_test(tcase, a_probe);
     tcase_add_test(tcase, a_reader_that_pauses);
+    tcase_add_test(tcase, no_place_for_a_message);
     tcase_add_test(tcase, large_writes);
     tcase_add_test(tcase, much_that_waits_leaves_no_space);
     tcase_add_test(tcase, segments_come_and_go);
