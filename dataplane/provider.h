@@ -227,7 +227,8 @@ struct tl_provider_ops {
      * expose_source need one more. */
     uint32_t (*space)(const struct tl_queue_pair *pair);
     /* Returns memory of TL_SLOT_BYTES in which the next message may be composed, so that it need not be copied: it is
-     * valid until a message, a write or a read is posted. The peer may read and change it. NULL: there is none now. */
+     * valid until a message, a write or a read is posted. The peer may read and change it, and it can be read until the
+     * queue pair is drained. The operation, and what it returns, may be NULL: there is no such memory, or not now. */
     void *(*message_place)(struct tl_queue_pair *pair);
     /* Sends at most TL_SLOT_BYTES bytes of control messages; data is copied, unless it lies in the message_place. work
      * NULL: its end is not reported. */

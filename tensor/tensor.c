@@ -426,7 +426,9 @@ static struct tl_tensor *find_base(struct tl_tensor *tensor)
     }
 }
 
-static void init_alias(struct tl_tensor *tensor, struct tl_tensor *base, tl_release_fn release, void *context)
+/* The alias keeps `kept`, which is the base or what find_base has found. */
+static void init_alias(struct tl_tensor *tensor, struct tl_tensor *base, struct tl_tensor *kept, tl_release_fn release,
+                       void *context)
 {
     tensor->data = base->data;
     tensor->allocation = base->allocation;
@@ -434,7 +436,7 @@ static void init_alias(struct tl_tensor *tensor, struct tl_tensor *base, tl_rele
     tensor->is_read_only = true;
     tensor->device = base->device;
     tensor->stream = TL_STREAM_NONE; /* that of the base may change; what it held is in the fence */
-    tensor->base = tl_tensor_get(find_base(base));
+    tensor->base = tl_tensor_get(kept);
     tensor->strings = base->strings;
     tensor->guard = base->guard;
     tensor->guard_context = base->guard_context;
@@ -449,7 +451,7 @@ enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn rele
 {
     struct tl_tensor *tensor = create_empty(&base->meta_data);
     if (!tensor) return no_memory(ret_error, 0);
-    init_alias(tensor, base, release, context);
+    init_alias(tensor, base, find_base(base), release, context);
     *ret_tensor = tensor;
     return TL_OK;
 }
@@ -460,7 +462,7 @@ struct tl_tensor *tl_tensor_create_alias_in(void *place, struct tl_tensor *base,
 {
     struct tl_tensor *tensor = place;
     init(tensor, &base->meta_data);
-    init_alias(tensor, base, release, context);
+    init_alias(tensor, base, base, release, context);
     tensor->is_in_place = true;
     return tensor;
 }

@@ -70,8 +70,8 @@ bool tl_tensor_is_writable(const struct tl_tensor *tensor);
 enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Creates such an alias in memory of the caller, of tl_tensor_place_bytes and aligned to 8 bytes. The memory is not
- * touched any more once release, which is not NULL, is called. */
+/* Creates such an alias in memory of the caller, of tl_tensor_place_bytes and aligned to 8 bytes. Base itself stays as
+ * long as the alias. The memory is not touched any more once release, which is not NULL, is called. */
 struct tl_tensor *tl_tensor_create_alias_in(void *place, struct tl_tensor *base, tl_release_fn release, void *context);
 extern const size_t tl_tensor_place_bytes;
 

@@ -39,7 +39,8 @@ static const struct tl_error gone = {.code = TL_ABORTED, .message = "the process
 
 /* ---------------------------------------------------------------------------------------------------- lifetime -- */
 
-/* The mutex is held for some hundred instructions, so that the thread that waits for it rather spins than sleeps. */
+/* The mutex is held for some hundred instructions, or for those of at most 16 values, so that the thread that waits for
+ * it rather spins than sleeps. */
 static void init_mutex(pthread_mutex_t *mutex)
 {
     pthread_mutexattr_t attributes;

@@ -2,10 +2,10 @@
 /*
  * Groups: what the operations of one call with many items share.
  *
- * Happy path: one block of memory holds the group, its members and their keys; one closure brings it to the loop, where
- * its members begin, as many in a round as the quota allows; each completes alone; what completes in a round goes to
- * the queue together; the completion of the group is the last. The block is freed when the last completion has been
- * taken and the loop has let go of it.
+ * Happy path: one block of memory holds the group, its members, their keys, and the aliases of what is sent; one
+ * closure brings it to the loop, where its members begin, as many in a round as the quota allows; each completes alone;
+ * what completes in a round goes to the queue together; the completion of the group is the last. The block is freed
+ * when the last completion has been taken and the loop has let go of it.
  *
  * A group is over when enough members have succeeded, when its time is up, or when all have completed. Members that are
  * open then are left alone, or ended as by a deadline or a cancel of the whole group: some in each round, so that

@@ -171,7 +171,7 @@ struct op_call {
     struct tl_cq *cq; /* NULL: blocking form */
 };
 
-/* A single operation, in one block with its call and its key. */
+/* A single operation, in one block with its call, its key and, of a send, its alias. */
 struct op_single {
     struct op_call call;
     struct tl_op op;

@@ -2,6 +2,7 @@
 #include "server/transfers/serving.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/arith.h"
 #include "base/check.h"
@@ -41,26 +42,30 @@ static void take_copy(struct tl_offer *offer)
 
 static void tell_received(struct tl_serving *serving)
 {
-    if (serving->received_count == 0) return;
-    tl_rendezvous_acknowledge_many(serving->worker->table, serving->received, serving->received_count);
+    struct tl_request_id received[TL_SERVING_RECEIVED];
+    size_t count = serving->received_count;
+    if (count == 0) return;
+    memcpy(received, serving->received, count * sizeof(received[0]));
     serving->received_count = 0;
+    tl_rendezvous_acknowledge_many(serving->worker->table, received, count);
 }
 
 static void tell_received_later(struct tl_closure *closure)
 {
     struct tl_serving *serving = TL_CONTAINER_OF(closure, struct tl_serving, received_closure);
-    serving->is_received_posted = false;
+    serving->is_received_deferred = false;
     tell_received(serving);
 }
 
 static void add_received(struct tl_serving *serving, const struct tl_request_id *id)
 {
+    bool is_sent_at_once = serving->executor->defer == NULL || serving->is_closing;
     serving->received[serving->received_count++] = *id;
-    if (serving->received_count == TL_SERVING_RECEIVED || serving->is_closing) {
+    if (is_sent_at_once || serving->received_count == TL_SERVING_RECEIVED) {
         tell_received(serving);
-    } else if (!serving->is_received_posted) {
-        serving->is_received_posted = true;
-        tl_executor_post(serving->executor, &serving->received_closure);
+    } else if (!serving->is_received_deferred) {
+        serving->is_received_deferred = true;
+        serving->executor->defer(serving->executor, &serving->received_closure);
     }
 }
 
@@ -70,7 +75,10 @@ static void settle(struct tl_serving *serving, const struct tl_request_id *id, e
     struct tl_worker *worker = serving->worker;
     if (end == TL_SERVE_RECEIVED) {
         add_received(serving, id);
-    } else if (end == TL_SERVE_CANCELLED || serving->is_closing) {
+        return;
+    }
+    tell_received(serving);
+    if (end == TL_SERVE_CANCELLED || serving->is_closing) {
         tl_rendezvous_release(worker->table, id);
     } else {
         int64_t until_ns = tl_clock_deadline_ns(worker->settings.reservation_timeout_ns);
@@ -370,6 +378,7 @@ static void prefetch(void *context, const struct tl_key_text *keys, size_t count
 static void given_up(void *context, const struct tl_request_id *id)
 {
     struct tl_serving *serving = context;
+    tell_received(serving);
     tl_rendezvous_give_up(serving->worker->table, id);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Requests of peers for tensors of this worker, between a transport and the rendezvous table. One serving for each
- * thread that transports run on: the loop's owner, and the reactor's. Both lock the table: that many sent values were
- * received it is told together, before other work of the executor.
+ * thread that transports run on: the loop's owner, and the reactor's. Both lock the table. Of the values that were
+ * received in one round of the reactor it is told together, of at most TL_SERVING_RECEIVED.
  *
  * Happy path: a request becomes a receiver in the table; the table's answer, now or later, is the reply; the end of the
  * serve acknowledges, releases or orphans what was reserved for it. Failure modes: a worker that is closing refuses; a
@@ -36,7 +36,7 @@ struct tl_serving {
     struct tl_closure round_closure;                    /* goes on with the close */
     struct tl_request_id received[TL_SERVING_RECEIVED]; /* the table has not been told yet */
     uint8_t received_count;
-    bool is_received_posted;            /* received_closure is on its way */
+    bool is_received_deferred;          /* received_closure is */
     struct tl_closure received_closure; /* tells the table */
 };
 
@@ -45,8 +45,8 @@ void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const
 /* The functions of a transport's source, with the serving as its context. */
 extern const struct tl_source_ops tl_serving_ops;
 
-/* Fails the requests that still wait for a tensor, some in each round of its executor, and all that come later. Called
- * once. */
+/* Tells the table what was received. Fails the requests that still wait for a tensor, some in each round of its
+ * executor, and all that come later. Called once. */
 void tl_serving_close(struct tl_serving *serving);
 
 /* Nothing is served any more. A zeroed serving is accepted. */

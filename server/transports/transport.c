@@ -144,6 +144,7 @@ enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_tra
     transport->source = source;
     transport->executor.post = post;
     transport->executor.send = tl_transport_executor_send;
+    transport->executor.defer = tl_transport_executor_defer;
     transport->drain_deadline_timer.fire = drain_timed_out;
     transport->refuse_closure.run = refuse_waiting;
     tl_list_init(&transport->sessions);

@@ -129,6 +129,7 @@ enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_tra
 void tl_transport_send(struct tl_transport *transport, struct tl_closure *closure);
 void tl_transport_send_back(struct tl_transport *transport, struct tl_closure *closure);
 /* Send for the executor of a transport, and for that of a worker (tl_executor.send), in the same way. */
+void tl_transport_executor_defer(const struct tl_executor *executor, struct tl_closure *closure);
 bool tl_transport_executor_send(const struct tl_executor *executor, const struct tl_executor *to,
                                 struct tl_closure *closure);
 bool tl_worker_executor_send(const struct tl_executor *executor, const struct tl_executor *to,

@@ -42,6 +42,11 @@ bool tl_transport_executor_send(const struct tl_executor *executor, const struct
     return true;
 }
 
+void tl_transport_executor_defer(const struct tl_executor *executor, struct tl_closure *closure)
+{
+    tl_reactor_defer(TL_CONTAINER_OF(executor, const struct tl_transport, executor)->reactor, closure);
+}
+
 bool tl_worker_executor_send(const struct tl_executor *executor, const struct tl_executor *to,
                              struct tl_closure *closure)
 {

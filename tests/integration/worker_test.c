@@ -385,7 +385,13 @@ START_TEST(receives_from_itself)
     got = cluster_recv_wait(cluster.workers[0], 0, "p", 3);
     ck_assert_ptr_eq(tl_tensor_data(got), tl_tensor_data(tensor));
     ck_assert(tl_tensor_is_read_only(got) && !tl_tensor_is_read_only(tensor));
+    /* What was received is sent on: the send keeps it. */
+    cluster_send(cluster.workers[0], "k", 3, got, cq);
     tl_tensor_put(got);
+    got = cluster_recv_wait(cluster.workers[0], 0, "k", 3);
+    ck_assert_ptr_eq(tl_tensor_data(got), tl_tensor_data(tensor));
+    tl_tensor_put(got);
+    cluster_expect(cq, TL_OK);
     tl_tensor_put(tensor);
     ck_assert_uint_eq(cluster_stats(cluster.workers[0]).frames_sent, 0);
 }

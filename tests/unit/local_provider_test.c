@@ -118,7 +118,6 @@ START_TEST(much_that_waits_leaves_no_space)
 }
 END_TEST
 
-/* A poll takes no more of one pair than half of the quota, and others have their turn before the rest. */
 /* There is no place while the ring of the peer is full, or while something waits to be carried out before. */
 START_TEST(no_place_for_a_message)
 {
@@ -138,6 +137,7 @@ START_TEST(no_place_for_a_message)
 }
 END_TEST
 
+/* A poll takes no more of one pair than half of the quota, and others have their turn before the rest. */
 START_TEST(a_flood_of_messages)
 {
     enum { FLOOD = 24, MEMBERS = 64, MOST = TL_QUOTA / 2 / MEMBERS };

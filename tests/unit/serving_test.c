@@ -14,25 +14,32 @@
 
 static struct tl_worker worker;
 
-static struct tl_closure *posted; /* to the executor; NULL: nothing was */
-
-static void post_here(const struct tl_executor *of, struct tl_closure *closure)
+static void never_post(const struct tl_executor *of, struct tl_closure *closure)
 {
-    (void)of;
-    ck_assert_ptr_null(posted);
-    posted = closure;
+    (void)of, (void)closure;
+    ck_abort();
 }
 
-/* The next round of the executor. */
-static void run_posted(void)
+static struct tl_closure *deferred; /* NULL: nothing is */
+
+static void defer(const struct tl_executor *of, struct tl_closure *closure)
 {
-    struct tl_closure *closure = posted;
+    (void)of;
+    ck_assert_ptr_null(deferred);
+    deferred = closure;
+}
+
+/* The end of the executor's round. */
+static void end_round(void)
+{
+    struct tl_closure *closure = deferred;
     ck_assert_ptr_nonnull(closure);
-    posted = NULL;
+    deferred = NULL;
     closure->run(closure);
 }
 
-static struct tl_executor executor = {.is_only = true, .post = post_here};
+static struct tl_executor executor = {.is_only = true, .post = never_post, .defer = defer};
+static struct tl_executor loop_executor = {.is_only = true, .post = never_post};
 static struct tl_identity peer = {.name = "/job:worker/task:0", .incarnation = 7};
 static struct tl_serve serve;
 static struct tl_serve newer; /* the same request, on a newer link */
@@ -260,7 +267,7 @@ START_TEST(a_transport_that_reaches_no_device)
     ck_assert_uint_eq(newer_bytes, 100);
     tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_RECEIVED);
     ck_assert_uint_eq(over_count, 0);
-    run_posted();
+    end_round();
     ck_assert_uint_eq(over_count, 1);
     serve.source_state = NULL; /* it is over */
 }
@@ -285,7 +292,7 @@ START_TEST(no_bytes_lie_nowhere)
     ask_for_device(&worker.serving, 0);
     ck_assert_int_eq(answer.code, TL_OK);
     tl_serving_ops.closed(&worker.serving, &serve, TL_SERVE_RECEIVED);
-    run_posted();
+    end_round();
     serve.source_state = NULL; /* it is over */
 }
 END_TEST
@@ -307,7 +314,7 @@ static void deliver(struct tl_sender *from, struct tl_serve *to, uint64_t step)
     tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_RECEIVED);
 }
 
-/* The table hears of a few values in the next round, and at once when there are many. */
+/* The table hears of a few values at the end of the round, and at once when there are many. */
 START_TEST(many_values_are_received_together)
 {
     static struct tl_sender senders[SENT_COUNT];
@@ -319,7 +326,7 @@ START_TEST(many_values_are_received_together)
     ck_assert_uint_eq(over_count, TL_SERVING_RECEIVED);
     deliver(&senders[SENT_COUNT - 1], &serves[SENT_COUNT - 1], SENT_COUNT - 1);
     ck_assert_uint_eq(over_count, TL_SERVING_RECEIVED);
-    run_posted();
+    end_round();
     ck_assert_uint_eq(over_count, SENT_COUNT);
     serve.source_state = NULL; /* it is over */
 }
@@ -342,8 +349,38 @@ START_TEST(received_before_and_while_the_worker_closes)
     ck_assert_uint_eq(over_count, 1);
     tl_serving_ops.closed(&worker.serving, &serves[1], TL_SERVE_RECEIVED);
     ck_assert_uint_eq(over_count, 2);
-    run_posted();
+    end_round();
     ck_assert_uint_eq(over_count, 2);
+    serve.source_state = NULL; /* it is over */
+}
+END_TEST
+
+/* What was received before a receiver gives up is not offered again. */
+START_TEST(received_before_it_is_given_up)
+{
+    static struct tl_sender sender_of_one;
+    static struct tl_serve served_once;
+    deliver(&sender_of_one, &served_once, 1);
+    ck_assert_uint_eq(over_count, 0);
+    tl_serving_ops.given_up(&worker.serving, &served_once.id);
+    ck_assert_uint_eq(over_count, 1);
+    ck_assert(!tl_rendezvous_unsend(worker.table, &sender_of_one));
+    end_round();
+    ck_assert_uint_eq(over_count, 1);
+    serve.source_state = NULL; /* it is over */
+}
+END_TEST
+
+/* The loop, which frames about receivers that are gone reach in the same round, tells the table at once. */
+START_TEST(the_loop_tells_at_once)
+{
+    static struct tl_sender sender_of_one;
+    static struct tl_serve served_once;
+    tl_serving_init(&worker.serving, &worker, &loop_executor);
+    deliver(&sender_of_one, &served_once, 1);
+    ck_assert_uint_eq(over_count, 1);
+    tl_serving_ops.received(&worker.serving, &served_once.id);
+    ck_assert_uint_eq(over_count, 1);
     serve.source_state = NULL; /* it is over */
 }
 END_TEST
@@ -464,6 +501,8 @@ int main(void)
     suite_add_tcase(suite, tcase);
     add_own_case(suite, "part_of_a_tensor_with_a_copy", NULL, NULL, part_of_a_tensor_with_a_copy);
     add_own_case(suite, "a_copied_part_uses_the_quota", setup, teardown, a_copied_part_uses_the_quota);
+    add_own_case(suite, "received_before_it_is_given_up", setup, teardown, received_before_it_is_given_up);
+    add_own_case(suite, "the_loop_tells_at_once", setup, teardown, the_loop_tells_at_once);
     add_own_case(suite, "many_values_are_received_together", setup, teardown, many_values_are_received_together);
     add_own_case(suite, "received_before_and_while_the_worker_closes", setup, teardown,
                  received_before_and_while_the_worker_closes);

@@ -443,6 +443,23 @@ START_TEST(alias_in_memory_of_the_caller)
 }
 END_TEST
 
+/* Its base stays, although that is an alias which adds nothing to the tensor that it shows. */
+START_TEST(alias_in_place_keeps_its_base)
+{
+    struct tl_tensor *shown = NULL, *base = NULL;
+    struct tl_tensor_view view = float_view();
+    void *place = malloc(tl_tensor_place_bytes);
+    ck_assert_int_eq(tl_tensor_wrap(&view, &shown, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_create_alias(shown, NULL, NULL, &base, &error), TL_OK);
+    tl_tensor_put(shown);
+    struct tl_tensor *tensor = tl_tensor_create_alias_in(place, base, free_place, place);
+    ck_assert(tl_tensor_is_shared(base));
+    tl_tensor_put(base);
+    tl_tensor_put(tensor);
+    ck_assert_uint_eq(released_count, 2);
+}
+END_TEST
+
 START_TEST(annotations)
 {
     const struct tl_annotation first = {"k", "1"}, second = {"k", "2"};
@@ -855,6 +872,7 @@ int main(void)
     tcase_add_test(tcase, references_of_several_threads);
     tcase_add_test(tcase, out_of_memory);
     tcase_add_test(tcase, out_of_memory_for_an_alias);
+    add_own_case(suite, "alias_in_place_keeps_its_base", NULL, NULL, alias_in_place_keeps_its_base);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

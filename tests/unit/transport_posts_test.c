@@ -36,6 +36,12 @@ void tl_reactor_defer_last(struct tl_reactor *reactor, struct tl_closure *closur
     defer(closure);
 }
 
+void tl_reactor_defer(struct tl_reactor *reactor, struct tl_closure *closure)
+{
+    (void)reactor, (void)closure;
+    ck_abort();
+}
+
 void tl_reactor_post_all(struct tl_reactor *reactor, struct tl_list *all)
 {
     (void)reactor;
