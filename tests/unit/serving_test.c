@@ -376,7 +376,7 @@ START_TEST(the_loop_tells_at_once)
 {
     static struct tl_sender sender_of_one;
     static struct tl_serve served_once;
-    tl_serving_init(&worker.serving, &worker, &loop_executor);
+    worker.serving.executor = &loop_executor;
     deliver(&sender_of_one, &served_once, 1);
     ck_assert_uint_eq(over_count, 1);
     tl_serving_ops.received(&worker.serving, &served_once.id);
