@@ -22,7 +22,7 @@ struct tl_executor {
      * executor does not do that for `to`. NULL: it does so for none. Thread: one that is in this executor. */
     bool (*send)(const struct tl_executor *executor, const struct tl_executor *to, struct tl_closure *closure);
     /* Runs the closure, which is not deferred already, at the end of this round, before what `send` has gathered. NULL:
-     * there is nothing to gain from that. Thread: one that is in this executor. */
+     * what could be deferred is done at once. Thread: one that is in this executor. */
     void (*defer)(const struct tl_executor *executor, struct tl_closure *closure);
 };
 

@@ -24,7 +24,7 @@
 
 const struct tl_error op_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
 
-/* Of the place of an alias behind a key. */
+/* The alias of a single send lies behind its key, and begins at a multiple of this. */
 #define PLACE_ALIGNMENT_BYTES 8
 
 /* -------------------------------------------------------------------------------------------------- completing -- */

@@ -15,8 +15,8 @@ struct op_group_options {
 };
 
 /* Creates a group of `count` members, which the caller adds and initialises one after the other, and memory of
- * more_bytes for what they name. Ownership: op_group_submit or op_group_run, or op_group_discard.
- * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+ * more_bytes, aligned to 8 bytes, for their keys and the aliases of what is sent. Ownership: op_group_submit or
+ * op_group_run, or op_group_discard. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status op_group_create(struct tl_worker *worker, size_t count, size_t more_bytes,
                                const struct op_group_options *options, struct op_group **ret_group, char **ret_more,
                                struct tl_error *ret_error) TL_MUST_USE;

@@ -229,7 +229,7 @@ static enum tl_status check_send_item(const void *items, size_t place, size_t it
     return TL_OK;
 }
 
-/* Of the memory, each member has the place of its alias, and then come the keys. */
+/* The memory begins with the places of all members' aliases. The keys come behind them. */
 static enum tl_status init_sends(struct op_group *group, const void *items, size_t count, size_t item_bytes,
                                  char *memory, struct tl_error *ret_error)
 {

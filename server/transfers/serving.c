@@ -40,7 +40,7 @@ static void take_copy(struct tl_offer *offer)
     tl_tensor_put(tensor);
 }
 
-static void tell_received(struct tl_serving *serving)
+static void acknowledge_received(struct tl_serving *serving)
 {
     struct tl_request_id received[TL_SERVING_RECEIVED];
     size_t count = serving->received_count;
@@ -50,19 +50,19 @@ static void tell_received(struct tl_serving *serving)
     tl_rendezvous_acknowledge_many(serving->worker->table, received, count);
 }
 
-static void tell_received_later(struct tl_closure *closure)
+static void acknowledge_deferred(struct tl_closure *closure)
 {
     struct tl_serving *serving = TL_CONTAINER_OF(closure, struct tl_serving, received_closure);
     serving->is_received_deferred = false;
-    tell_received(serving);
+    acknowledge_received(serving);
 }
 
 static void add_received(struct tl_serving *serving, const struct tl_request_id *id)
 {
-    bool is_sent_at_once = serving->executor->defer == NULL || serving->is_closing;
+    bool is_immediate = serving->executor->defer == NULL || serving->is_closing;
     serving->received[serving->received_count++] = *id;
-    if (is_sent_at_once || serving->received_count == TL_SERVING_RECEIVED) {
-        tell_received(serving);
+    if (is_immediate || serving->received_count == TL_SERVING_RECEIVED) {
+        acknowledge_received(serving);
     } else if (!serving->is_received_deferred) {
         serving->is_received_deferred = true;
         serving->executor->defer(serving->executor, &serving->received_closure);
@@ -77,7 +77,7 @@ static void settle(struct tl_serving *serving, const struct tl_request_id *id, e
         add_received(serving, id);
         return;
     }
-    tell_received(serving);
+    acknowledge_received(serving);
     if (end == TL_SERVE_CANCELLED || serving->is_closing) {
         tl_rendezvous_release(worker->table, id);
     } else {
@@ -378,7 +378,7 @@ static void prefetch(void *context, const struct tl_key_text *keys, size_t count
 static void given_up(void *context, const struct tl_request_id *id)
 {
     struct tl_serving *serving = context;
-    tell_received(serving);
+    acknowledge_received(serving);
     tl_rendezvous_give_up(serving->worker->table, id);
 }
 
@@ -406,14 +406,14 @@ void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const
     tl_list_init(&serving->serves);
     tl_list_init(&serving->unrefused);
     serving->round_closure.run = refuse_some;
-    serving->received_closure.run = tell_received_later;
+    serving->received_closure.run = acknowledge_deferred;
     tl_list_init(&serving->received_closure.link);
 }
 
 void tl_serving_close(struct tl_serving *serving)
 {
     serving->is_closing = true;
-    tell_received(serving);
+    acknowledge_received(serving);
     tl_list_splice_back(&serving->unrefused, &serving->serves);
     refuse_some(&serving->round_closure);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Requests of peers for tensors of this worker, between a transport and the rendezvous table. One serving for each
- * thread that transports run on: the loop's owner, and the reactor's. Both lock the table. Of the values that were
- * received in one round of the reactor it is told together, of at most TL_SERVING_RECEIVED.
+ * thread that transports run on: the loop's owner, and the reactor's. Both lock the table. The reactor's locks it once
+ * to acknowledge several values that were received in one round.
  *
  * Happy path: a request becomes a receiver in the table; the table's answer, now or later, is the reply; the end of the
  * serve acknowledges, releases or orphans what was reserved for it. Failure modes: a worker that is closing refuses; a
@@ -21,7 +21,7 @@
 
 struct tl_worker;
 
-/* The most values of which the table is told together that they were received. */
+/* So many values are acknowledged together at most. */
 #define TL_SERVING_RECEIVED 16
 
 struct tl_serving {
@@ -34,10 +34,10 @@ struct tl_serving {
                               (server/transports/transport.h) */
     bool is_closing;
     struct tl_closure round_closure;                    /* goes on with the close */
-    struct tl_request_id received[TL_SERVING_RECEIVED]; /* the table has not been told yet */
+    struct tl_request_id received[TL_SERVING_RECEIVED]; /* not acknowledged yet */
     uint8_t received_count;
     bool is_received_deferred;          /* received_closure is */
-    struct tl_closure received_closure; /* tells the table */
+    struct tl_closure received_closure; /* acknowledges them */
 };
 
 void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const struct tl_executor *executor);
@@ -45,7 +45,7 @@ void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const
 /* The functions of a transport's source, with the serving as its context. */
 extern const struct tl_source_ops tl_serving_ops;
 
-/* Tells the table what was received. Fails the requests that still wait for a tensor, some in each round of its
+/* Acknowledges what was received. Fails the requests that still wait for a tensor, some in each round of its
  * executor, and all that come later. Called once. */
 void tl_serving_close(struct tl_serving *serving);
 

@@ -233,7 +233,7 @@ START_TEST(receivers_are_served_in_order)
 }
 END_TEST
 
-/* Of values that are sent together each has its own status, and those that can be offered are. */
+/* Each of the values that are sent together has its own status, and those that can be offered are. */
 START_TEST(sent_together)
 {
     static struct sender senders[4];

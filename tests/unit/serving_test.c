@@ -314,7 +314,7 @@ static void deliver(struct tl_sender *from, struct tl_serve *to, uint64_t step)
     tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_RECEIVED);
 }
 
-/* The table hears of a few values at the end of the round, and at once when there are many. */
+/* A few values are acknowledged at the end of the round, and many at once. */
 START_TEST(many_values_are_received_together)
 {
     static struct tl_sender senders[SENT_COUNT];
@@ -371,8 +371,8 @@ START_TEST(received_before_it_is_given_up)
 }
 END_TEST
 
-/* The loop, which frames about receivers that are gone reach in the same round, tells the table at once. */
-START_TEST(the_loop_tells_at_once)
+/* The loop learns in the same round that receivers are gone, so that it acknowledges at once. */
+START_TEST(the_loop_acknowledges_at_once)
 {
     static struct tl_sender sender_of_one;
     static struct tl_serve served_once;
@@ -502,7 +502,7 @@ int main(void)
     add_own_case(suite, "part_of_a_tensor_with_a_copy", NULL, NULL, part_of_a_tensor_with_a_copy);
     add_own_case(suite, "a_copied_part_uses_the_quota", setup, teardown, a_copied_part_uses_the_quota);
     add_own_case(suite, "received_before_it_is_given_up", setup, teardown, received_before_it_is_given_up);
-    add_own_case(suite, "the_loop_tells_at_once", setup, teardown, the_loop_tells_at_once);
+    add_own_case(suite, "the_loop_acknowledges_at_once", setup, teardown, the_loop_acknowledges_at_once);
     add_own_case(suite, "many_values_are_received_together", setup, teardown, many_values_are_received_together);
     add_own_case(suite, "received_before_and_while_the_worker_closes", setup, teardown,
                  received_before_and_while_the_worker_closes);
