@@ -52,7 +52,8 @@ enum request_event {
     REQUEST_EVENT_RELEASED,          /* the release of the source is posted */
     REQUEST_EVENT_STOPPED,           /* one that reads is given up, and no read is posted */
     REQUEST_EVENT_COPIED,            /* no copy to or from a device is left or under way */
-    REQUEST_EVENT_LATE,              /* CANCEL was not sent or answered in time, or no memory has come for a source */
+    REQUEST_EVENT_LATE,              /* CANCEL was not sent or answered in time, a source was not released in time, or
+                                        no memory has come for one */
     REQUEST_EVENT_BROKEN,            /* the queue pair is drained, and no registration or memory wait is left */
     REQUEST_OWN_EVENTS,
 
@@ -114,8 +115,8 @@ struct request_placement {
     struct tl_descriptor source; /* valid when has_source */
 };
 
-/* The time limit for CANCEL's slot, for its answer, for memory to read a source into, or for a lap. Few requests have
- * one. */
+/* The time limit for the slot of CANCEL or of the release of a source, for the answer to CANCEL, for memory to read a
+ * source into, or for a lap. Few requests have one. */
 struct request_limit {
     struct tl_timer timer;
     struct request *request;

@@ -89,7 +89,7 @@ static void post_release(struct request *request)
 }
 
 /* A release that is posted now leaves with the doorbell at the end of the round. The fetch is completed before, so that
- * the same doorbell posts what the worker asks for next. */
+ * the same doorbell posts what the worker asks for next. Otherwise the peer has its time-out to return each slot. */
 void request_release_source(struct request *request)
 {
     if (conn_may_post(request->conn)) {
@@ -97,6 +97,7 @@ void request_release_source(struct request *request)
         post_release(request);
     } else {
         request_queue_post(request);
+        request_limit(request, request->conn->engine->options.peer_timeout_ns);
     }
 }
 

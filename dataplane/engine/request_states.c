@@ -67,14 +67,33 @@ void request_end_limit(struct request *request)
     request->limit = NULL;
 }
 
-/* A CANCEL that is not sent waits on while slots come back: others are before it, or values that have come wait for
- * memory of ours, while nothing but pings is sent. If this process stood still, the answer may have come in time,
- * behind messages that were not taken yet: then each round looks again. */
+/* Whether the peer has to act: to return a slot for CANCEL or for the release of a source, or to answer CANCEL. */
+static bool awaits_peer(const struct request *request)
+{
+    bool is_unreleased = request->state == REQUEST_RELEASING && tl_list_is_linked(&request->pending.place);
+    return is_unreleased || request->state == REQUEST_CANCELLING;
+}
+
+static void format_late(const struct request *request, struct tl_error *ret_reason)
+{
+    const char *peer = request->conn->peer.name;
+    const char *key = request->fetch->key;
+    if (request->state == REQUEST_RELEASING) {
+        tl_error_set(ret_reason, TL_UNAVAILABLE, "%s has returned no slot in time to release %s", peer, key);
+    } else {
+        tl_error_set(ret_reason, TL_UNAVAILABLE, "%s has not answered the cancel of %s in time", peer, key);
+    }
+}
+
+/* What is not sent waits on while slots come back: others are before it, or values that have come wait for memory of
+ * ours, while nothing but pings is sent. If this process stood still, the answer may have come in time, behind messages
+ * that were not taken yet: then each round looks again. */
 static void end_unanswered(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     struct request_limit *limit = request->limit;
     bool is_unsent = tl_list_is_linked(&request->pending.place);
+    if (!awaits_peer(request)) return;
     if (is_unsent && limit->slots_returned != conn->credits.peer_slots_returned) {
         request_limit(request, conn->engine->options.peer_timeout_ns);
         return;
@@ -95,15 +114,14 @@ static void look_again(struct tl_closure *closure)
     tl_reactor_get_stats(conn->engine->reactor, &stats);
     bool has_more = stats.events != limit->event_count && limit->look_count < MOST_LOOKS &&
                     conn->credits.own_slots_returned - limit->slots_taken < conn->engine->options.slot_count;
-    if (conn->state == CONN_CLOSING || request->state != REQUEST_CANCELLING) return;
+    if (conn->state == CONN_CLOSING || !awaits_peer(request)) return;
     if (limit->look_count == 0 || has_more) {
         limit->look_count++;
         limit->event_count = stats.events;
         tl_reactor_defer(conn->engine->reactor, &limit->look_closure);
         return;
     }
-    tl_error_set(&reason, TL_UNAVAILABLE, "%s has not answered the cancel of %s in time", conn->peer.name,
-                 request->fetch->key);
+    format_late(request, &reason);
     conn->engine->stats.connections_broken++;
     tl_conn_close(conn, &reason);
 }
@@ -268,6 +286,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
     [REQUEST_RELEASING] = {
         [REQUEST_EVENT_RELEASED] = {REQUEST_REVOKING, request_start_revoke},
         [REQUEST_EVENT_CANCEL] = {REQUEST_RELEASING, note_cancel},
+        [REQUEST_EVENT_LATE] = {REQUEST_RELEASING, end_unanswered},
         [REQUEST_EVENT_BROKEN] = {REQUEST_COPYING, request_copy_rest},
     },
     [REQUEST_CANCELLING] = {

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "dataplane/engine/request_internal.h"
 #include "fakes/engine_case.h"
@@ -624,6 +625,54 @@ START_TEST(g04_source_is_not_kept_for_ever)
 }
 END_TEST
 
+/* The asker has read, and needs a slot for the release, which comes just before the peer time-out or never. */
+static void release_late(bool comes_back)
+{
+    open_pair();
+    engine_side_send(owner, "key", 1, engine_pool_bytes(owner, SIZE_BYTES, 1));
+    engine_ask_start(asker, &ask, "key", 1);
+    struct conn_credits *credits = &asker->conn->credits;
+    uint32_t slot_count = credits->peer_slot_count;
+    uint64_t sent = engine_side_stats(asker).messages_sent;
+    while (engine_side_stats(asker).messages_sent == sent)
+        (void)engine_side_round(asker);
+    credits->peer_slots_returned = credits->peer_slots_used - 1;
+    credits->peer_slot_count = 1;
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(reads(), 1);
+    ck_assert_uint_eq(ask.done_count, 0);
+    fake_clock_advance(options.engine.peer_timeout_ns - 1);
+    asker->conn->peer_timeout.last_seen_ns = tl_clock_now_ns(); /* the owner sends what needs no slot */
+    if (comes_back) credits->peer_slot_count = slot_count;
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, comes_back);
+    fake_clock_advance(1);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 1);
+}
+
+START_TEST(release_waits_for_a_slot)
+{
+    release_late(true);
+    ck_assert_int_eq(ask.result.code, TL_OK);
+    ck_assert_uint_eq(asker->closed_count, 0);
+    engine_ask_fini(&ask);
+    close_quiet();
+}
+END_TEST
+
+/* An owner that lives, and returns no slot, does not keep the request for ever. */
+START_TEST(release_does_not_wait_for_ever)
+{
+    release_late(false);
+    ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+    ck_assert_uint_eq(asker->closed_count, 1);
+    ck_assert_ptr_nonnull(strstr(asker->reason.message, "no slot in time to release key"));
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 START_TEST(g05_broken_connection_is_replaced)
 {
     open_pair();
@@ -816,6 +865,8 @@ int main(void)
     ADD(suite, g05_broken_connection_is_replaced);
     ADD(suite, g06_connection_without_slots_is_not_used);
     ADD(suite, g07_completion_asks_for_more);
+    ADD(suite, release_waits_for_a_slot);
+    ADD(suite, release_does_not_wait_for_ever);
     ADD(suite, release_leaves_with_the_next_request);
     ADD(suite, g08_no_more_reads_than_the_card_takes);
     ADD(suite, g08_read_beyond_32_bits);
