@@ -22,6 +22,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "dataplane/engine/conn_internal.h"
 
 /* The peer time-out is noticed late by at most this fraction of it. */
@@ -385,6 +386,7 @@ static enum tl_status create_tables(struct tl_conn *conn, struct tl_error *ret_e
 {
     struct conn_responses *responses = &conn->responses;
     responses->place_count = FIRST_RESPONSE_PLACES;
+    responses->seed = tl_random_u64();
     responses->by_handle = calloc(responses->place_count, sizeof(struct response *));
     if (responses->by_handle == NULL)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");

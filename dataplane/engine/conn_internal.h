@@ -255,8 +255,9 @@ struct conn_requests {
 
 /* What the peer asks of us. */
 struct conn_responses {
-    struct response **by_handle; /* [place_count]: lists of the responses whose handles end with these bits */
+    struct response **by_handle; /* [place_count]: lists of responses, by the hash of their handles */
     uint32_t place_count;        /* a power of two, which grows with the number of responses */
+    uint64_t seed;               /* random, so that a peer does not know the hashes */
     uint32_t count;              /* open responses */
     uint32_t inline_bytes;       /* values of at most so many bytes go to the peer inside of messages */
     struct tl_numbered_keys keys;

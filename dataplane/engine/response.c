@@ -35,10 +35,17 @@ struct notice {
 
 /* --------------------------------------------------------------------------------------------------------- end -- */
 
+/* Returns the list for this handle. The seed keeps a peer, which chooses the handles, from filling one list. */
+static struct response **list_of(const struct conn_responses *responses, uint32_t handle_)
+{
+    uint64_t hash = XXH3_64bits_withSeed(&handle_, sizeof(handle_), responses->seed);
+    return &responses->by_handle[hash & (responses->place_count - 1)];
+}
+
 /* Returns what points at the response with this handle, or the end of the list that it would be in. */
 static struct response **find_place(struct tl_conn *conn, uint32_t handle_)
 {
-    struct response **place = &conn->responses.by_handle[tl_handle_index(handle_) & (conn->responses.place_count - 1)];
+    struct response **place = list_of(&conn->responses, handle_);
     while (*place != NULL && (*place)->handle != handle_)
         place = &(*place)->next;
     return place;
@@ -57,7 +64,7 @@ static void maybe_grow(struct conn_responses *responses)
         struct response *response = by_handle[i], *next;
         by_handle[i] = by_handle[old + i] = NULL;
         for (; response != NULL; response = next) {
-            struct response **place = &by_handle[tl_handle_index(response->handle) & (responses->place_count - 1)];
+            struct response **place = list_of(responses, response->handle);
             next = response->next;
             response->next = *place;
             *place = response;

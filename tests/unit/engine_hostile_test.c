@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "dataplane/engine/conn_internal.h"
+#include "dataplane/engine/response_internal.h"
 #include "fakes/engine_pair.h"
 #include "fakes/fake_clock.h"
 #include "fakes/raw_peer.h"
@@ -382,6 +382,38 @@ START_TEST(too_many_requests)
     }
     ck_assert_uint_eq(sent, 2 * 4 + 16 + 1);
     expect_protocol_error();
+}
+END_TEST
+
+/* Returns how many responses are in the longest list of the table. */
+static unsigned longest_list(const struct conn_responses *responses)
+{
+    unsigned longest = 0;
+    for (uint32_t i = 0; i < responses->place_count; i++) {
+        unsigned count = 0;
+        for (const struct response *response = responses->by_handle[i]; response != NULL; response = response->next)
+            count++;
+        if (count > longest) longest = count;
+    }
+    return longest;
+}
+
+/* Whichever handles a peer chooses, the owner finds each of them at once. */
+START_TEST(handles_with_equal_bits)
+{
+    enum { COUNT = 2000 };
+    options.engine.request_count = COUNT;
+    open_raw();
+    for (unsigned i = 0; i < COUNT; i++) {
+        struct tl_message message = ask_for(tl_handle(i % 250 << 12, i / 250));
+        message.number = 1 + i;
+        raw_peer_send(&raw, &message);
+        if (i % 10 == 9) raw_peer_run(&raw);
+    }
+    const struct conn_responses *responses = &pair.left->conn->responses;
+    ck_assert_uint_eq(responses->count, COUNT);
+    ck_assert_uint_le(longest_list(responses), 20); /* 7 or 8, as a rule */
+    close_raw();
 }
 END_TEST
 
@@ -805,6 +837,10 @@ int main(void)
     tcase = tcase_create("more_messages_than_a_slot_may_have"); /* tests/defects runs it alone */
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, more_messages_than_a_slot_may_have);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("handles_with_equal_bits");
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, handles_with_equal_bits);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
