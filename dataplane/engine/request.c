@@ -311,6 +311,10 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
         conn_protocol_error(conn, "%s for %s after its SOURCE", tl_message_name(message->type), request->fetch->key);
         return;
     }
+    if (request->state == REQUEST_FINISHED) { /* what has come stays as it is */
+        conn->engine->stats.late_answers++;
+        return;
+    }
     switch (message->type) {
     case TL_MESSAGE_META_DATA_UPDATE:
         handle_meta_data(request, message);

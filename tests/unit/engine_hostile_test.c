@@ -313,6 +313,24 @@ START_TEST(wrong_done)
 }
 END_TEST
 
+/* The value has come, and has its completion. */
+START_TEST(status_after_done)
+{
+    open_raw();
+    reach(STAGE_ASKED);
+    uint64_t late_answers = engine_side_stats(pair.left).late_answers;
+    say(&(struct word){.type = TL_MESSAGE_DONE, .size_bytes = 0});
+    send_type(TL_MESSAGE_ERROR_STATUS, request->handle);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(engine_side_stats(pair.left).late_answers, late_answers + 1);
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert_int_eq(ask.result.code, TL_OK);
+    ck_assert_uint_eq(pair.left->closed_count, 0);
+    engine_ask_fini(&ask);
+    close_raw();
+}
+END_TEST
+
 /* ------------------------------------------------------------------------------------------------ what it asks -- */
 
 static void expect_protocol_error(void)
@@ -811,6 +829,7 @@ int main(void)
     tcase_add_loop_test(tcase, every_word_in_every_state, 0, WORD_COUNT);
     tcase_add_test(tcase, slots_are_not_returned);
     tcase_add_loop_test(tcase, wrong_done, 0, 4);
+    tcase_add_test(tcase, status_after_done);
     tcase_add_test(tcase, request_with_an_open_handle);
     tcase_add_loop_test(tcase, request_with_an_impossible_handle, 0, 4);
     tcase_add_test(tcase, request_without_a_number);
