@@ -407,6 +407,7 @@ static void init_places(struct tl_conn *conn)
                                      &ending->goodbye_post.place,
                                      &conn->requests.placing.imports,
                                      &conn->responses.idle_copies,
+                                     &conn->responses.awaiting_copies,
                                      &requests->placing.awaiting_laps};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);

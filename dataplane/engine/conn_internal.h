@@ -268,7 +268,8 @@ struct conn_responses {
     uint64_t released_count;    /* sources that the peer has read, since the connection began */
     struct tl_list idle_copies; /* struct conn_lent_copy: memory for copies that peers import (response_lend.c) */
     uint64_t idle_copy_bytes;   /* the sizes of the idle copies, added up */
-    uint64_t copied_bytes;      /* the sizes of all copies, idle or in use, added up */
+    uint64_t copied_bytes;      /* the sizes of all copies, idle, in use or requested, added up */
+    struct tl_list awaiting_copies; /* values that wait for memory of other copies */
 };
 
 /* ---------------------------------------------------------------------------------------- beginning and ending -- */

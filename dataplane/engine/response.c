@@ -444,6 +444,7 @@ static void end_broken(struct response *response)
     response->is_broken = true;
     if (sending != NULL) {
         conn_cancel_memory_wait(&sending->memory_wait);
+        response_stop_awaiting_copy(response);
         if (sending->is_registering || sending->memory_wait != NULL) return; /* it ends when that comes back */
     }
     response_close(response, end);

@@ -109,6 +109,7 @@ struct response_source {
 struct response_lend {
     bool is_lent;                /* the source is shown so */
     struct conn_lent_copy *copy; /* a copy of the value; NULL: the value itself is shown */
+    struct lending *awaiting;    /* waits until others give back what their copies use; NULL: it does not */
     uint64_t offset_bytes;       /* where the value begins in its memory */
     struct tl_descriptor descriptor;
 };
@@ -267,6 +268,8 @@ void response_release_source(struct response *response);
 bool response_may_lend(const struct response *response);
 /* Shows the memory. RESPONSE_EVENT_READY follows, or RESPONSE_EVENT_DIFFERS when it cannot be shown. */
 void response_lend(struct response *response);
+/* Gives up the wait for memory of other copies, if there is one. */
+void response_stop_awaiting_copy(struct response *response);
 /* Gives back what that has taken. */
 void response_end_lending(struct response *response);
 

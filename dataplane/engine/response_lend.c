@@ -7,7 +7,8 @@
  * descriptor of the memory is exported and shown to the peer, unless the peer has it. SOURCE then says where the value
  * lies, and everything else is as with a source that a card reads.
  *
- * Copies are used again for later values of the connection, so that the peer need not import each of them.
+ * Copies are used again for later values of the connection, so that the peer need not import each of them. When they
+ * take as much memory as they may, values wait.
  *
  * Failure modes: where there is no such memory, or its descriptor cannot be passed now, the value is written.
  */
@@ -18,8 +19,8 @@
 #include "base/log.h"
 #include "dataplane/engine/response_internal.h"
 
-/* What the copies of a connection may take: all of them, and those that are not used. A single larger one may be made.
- */
+/* What the copies of a connection may take: all of them, and those that are not used. A larger one may be made when no
+ * other is used. */
 #define MOST_COPIED_BYTES (UINT64_C(256) << 20)
 #define MOST_IDLE_BYTES (UINT64_C(64) << 20)
 
@@ -38,6 +39,8 @@ struct lending {
     struct tl_device_request request;
     struct tl_device_copy copy;
     struct tl_device_export exporting;
+    struct tl_list awaiting_link;    /* in conn->responses.awaiting_copies: until others give back what they use */
+    uint64_t requested_bytes;        /* counted in copied_bytes until they are allocated */
     struct tl_device_memory *memory; /* what was allocated */
     int file;                        /* what was exported; -1: nothing */
     const struct tl_error *failure;  /* kept; NULL: none */
@@ -74,25 +77,20 @@ static struct conn_lent_copy *take_copy(struct tl_conn *conn, struct tl_device d
     return NULL;
 }
 
-static void give_copy(struct tl_conn *conn, struct conn_lent_copy *copy)
+static void destroy_oldest_idle(struct tl_conn *conn)
 {
-    if (conn->responses.idle_copy_bytes + copy->len_bytes > MOST_IDLE_BYTES) {
-        destroy_copy(conn, copy);
-        return;
-    }
-    conn->responses.idle_copy_bytes += copy->len_bytes;
-    tl_list_push_front(&conn->responses.idle_copies, &copy->link);
+    struct conn_lent_copy *oldest = TL_CONTAINER_OF(conn->responses.idle_copies.prev, struct conn_lent_copy, link);
+    conn->responses.idle_copy_bytes -= oldest->len_bytes;
+    destroy_copy(conn, oldest);
 }
 
-/* Makes space for a copy of this size as far as idle ones take it. */
-static void make_space(struct tl_conn *conn, uint64_t size_bytes)
+/* Makes space for a copy of this size as far as idle ones take it. Returns whether there is space. */
+static bool make_space(struct tl_conn *conn, uint64_t size_bytes)
 {
-    struct conn_responses *responses = &conn->responses;
-    while (responses->copied_bytes + size_bytes > MOST_COPIED_BYTES && !tl_list_is_empty(&responses->idle_copies)) {
-        struct conn_lent_copy *oldest = TL_CONTAINER_OF(responses->idle_copies.prev, struct conn_lent_copy, link);
-        responses->idle_copy_bytes -= oldest->len_bytes;
-        destroy_copy(conn, oldest);
-    }
+    const struct conn_responses *responses = &conn->responses;
+    while (responses->copied_bytes + size_bytes > MOST_COPIED_BYTES && !tl_list_is_empty(&responses->idle_copies))
+        destroy_oldest_idle(conn);
+    return responses->copied_bytes == 0 || responses->copied_bytes + size_bytes <= MOST_COPIED_BYTES;
 }
 
 void conn_lent_copies_fini(struct tl_conn *conn)
@@ -118,16 +116,10 @@ static struct conn_lent_copy *add_copy(struct tl_conn *conn, struct tl_device de
     return copy;
 }
 
-void response_end_lending(struct response *response)
-{
-    struct conn_lent_copy *copy = response->sending->lend.copy;
-    response->sending->lend = (struct response_lend){.is_lent = false};
-    if (copy != NULL) give_copy(response->conn, copy);
-}
-
 /* ------------------------------------------------------------------------------------------------------- steps -- */
 
 static void show(struct lending *lending);
+static void begin_waiting(struct tl_conn *conn);
 
 /* Ends the wait: the memory is shown, or the value must be written, for the reason in failure. */
 static void finish(struct lending *lending, const struct tl_error *failure)
@@ -239,12 +231,16 @@ static void allocated_here(struct conn_device_call *call)
     struct lending *lending = TL_CONTAINER_OF(call, struct lending, call);
     struct response *response = lending->response;
     struct response_sending *sending = response->sending;
+    struct tl_conn *conn = response->conn;
     struct tl_device_memory *memory = lending->memory;
+    conn->responses.copied_bytes -= lending->requested_bytes;
     if (memory != NULL) {
-        sending->lend.copy = add_copy(response->conn, tl_tensor_device(sending->offer.tensor), memory);
+        sending->lend.copy = add_copy(conn, tl_tensor_device(sending->offer.tensor), memory);
         if (sending->lend.copy == NULL) lending->failure = tl_error_keep(&response_out_of_memory);
     }
+    bool has_copy = sending->lend.copy != NULL;
     if (may_go_on(lending)) copy(lending);
+    if (!has_copy) begin_waiting(conn);
 }
 
 static void allocated(struct tl_device_request *request, struct tl_device_memory *memory, const struct tl_error *status)
@@ -257,22 +253,84 @@ static void allocated(struct tl_device_request *request, struct tl_device_memory
 
 static void request_memory(struct lending *lending)
 {
-    static const struct tl_error full = {.code = TL_RESOURCE_EXHAUSTED,
-                                         .message = "too many values are copied to be shown"};
     const struct response *response = lending->response;
-    struct tl_conn *conn = response->conn;
-    uint64_t size_bytes = tl_tensor_size_bytes(response->sending->offer.tensor);
-    make_space(conn, size_bytes);
-    if (conn->responses.copied_bytes > 0 && conn->responses.copied_bytes + size_bytes > MOST_COPIED_BYTES) {
-        finish(lending, &full);
-        return;
-    }
-    lending->request = (struct tl_device_request){.device = tl_tensor_device(response->sending->offer.tensor),
-                                                  .size_bytes = size_bytes,
+    const struct tl_tensor *tensor = response->sending->offer.tensor;
+    lending->requested_bytes = tl_tensor_size_bytes(tensor);
+    response->conn->responses.copied_bytes += lending->requested_bytes;
+    lending->request = (struct tl_device_request){.device = tl_tensor_device(tensor),
+                                                  .size_bytes = lending->requested_bytes,
                                                   .is_shared = true,
                                                   .done = allocated};
     begin_step(lending, allocated_here);
     tl_device_memory_request(&lending->request);
+}
+
+/* Begins to copy the value, in memory that is idle or that there is space for. Returns false when there is neither. */
+static bool begin_copy(struct lending *lending)
+{
+    struct response_sending *sending = lending->response->sending;
+    struct tl_conn *conn = lending->response->conn;
+    uint64_t size_bytes = tl_tensor_size_bytes(sending->offer.tensor);
+    sending->lend.copy = take_copy(conn, tl_tensor_device(sending->offer.tensor), size_bytes);
+    if (sending->lend.copy != NULL) {
+        copy(lending);
+    } else if (make_space(conn, size_bytes)) {
+        request_memory(lending);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------- waiting -- */
+
+/* Begins those that have waited, in their order, as far as there is memory. Those of a connection that is drained end
+ * without it. */
+static void begin_waiting(struct tl_conn *conn)
+{
+    struct tl_list *awaiting = &conn->responses.awaiting_copies;
+    while (!tl_list_is_empty(awaiting) && !conn->ending.is_pair_drained) {
+        struct lending *lending = TL_CONTAINER_OF(awaiting->next, struct lending, awaiting_link);
+        if (!begin_copy(lending)) return;
+        lending->response->sending->lend.awaiting = NULL;
+        tl_list_remove(&lending->awaiting_link);
+    }
+}
+
+static void await_copy(struct lending *lending)
+{
+    lending->response->sending->lend.awaiting = lending;
+    tl_list_push_back(&lending->response->conn->responses.awaiting_copies, &lending->awaiting_link);
+    begin_waiting(lending->response->conn);
+}
+
+void response_stop_awaiting_copy(struct response *response)
+{
+    struct response_sending *sending = response->sending;
+    struct lending *lending = sending->lend.awaiting;
+    if (lending == NULL) return;
+    tl_list_remove(&lending->awaiting_link);
+    free(lending);
+    sending->lend.awaiting = NULL;
+    sending->is_registering = false;
+    response->conn->ending.held_count--;
+    begin_waiting(response->conn); /* those behind it may need less */
+}
+
+static void give_copy(struct tl_conn *conn, struct conn_lent_copy *copy)
+{
+    conn->responses.idle_copy_bytes += copy->len_bytes;
+    tl_list_push_front(&conn->responses.idle_copies, &copy->link);
+    begin_waiting(conn);
+    while (conn->responses.idle_copy_bytes > MOST_IDLE_BYTES)
+        destroy_oldest_idle(conn);
+}
+
+void response_end_lending(struct response *response)
+{
+    struct conn_lent_copy *copy = response->sending->lend.copy;
+    response->sending->lend = (struct response_lend){.is_lent = false};
+    if (copy != NULL) give_copy(response->conn, copy);
 }
 
 void response_lend(struct response *response)
@@ -289,6 +347,7 @@ void response_lend(struct response *response)
     }
     lending->response = response;
     lending->file = -1;
+    tl_list_init(&lending->awaiting_link);
     conn->ending.held_count++;
     sending->is_registering = true;
     if (tl_device_memory_number(memory, &len_bytes) != 0) {
@@ -296,10 +355,5 @@ void response_lend(struct response *response)
         show(lending);
         return;
     }
-    sending->lend.copy = take_copy(conn, tl_tensor_device(tensor), tl_tensor_size_bytes(tensor));
-    if (sending->lend.copy != NULL) {
-        copy(lending);
-    } else {
-        request_memory(lending);
-    }
+    await_copy(lending);
 }

@@ -105,6 +105,7 @@ static void stop(struct response *response)
     tl_list_remove(&sending->pending.place);
     conn_try_next_window(response->conn); /* it may have been woken for a window that it does not take now */
     conn_cancel_memory_wait(&sending->memory_wait);
+    response_stop_awaiting_copy(response);
     response_maybe_stopped(response);
 }
 

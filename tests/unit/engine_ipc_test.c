@@ -104,13 +104,69 @@ START_TEST(idle_copies_make_space)
     open_pair();
     for (unsigned step = 0; step < TL_ARRAY_COUNT(sizes); step++) {
         send_wrapped(step, sizes[step]);
+        ask.destination = bytes_on(gpu0, sizes[step]); /* it would be waited for a short time only */
         start(gpu0, step);
         run_until_done();
         ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
         ck_assert_int_eq(ask.fetch.path, TL_PATH_GPU_IPC);
         engine_ask_fini(&ask);
-        RUN_UNTIL(owner->conn->responses.count == 0); /* until then the copy is in use */
     }
+}
+END_TEST
+
+/* Two copies of this size would take more memory than they may. */
+#define HALF_BYTES (UINT64_C(130) << 20)
+
+static struct engine_ask second;
+
+/* Asks for two values, each of which is to be copied, while nothing is copied. */
+static void start_two(void)
+{
+    open_pair();
+    ask.destination = bytes_on(gpu0, HALF_BYTES);
+    second = (struct engine_ask){.device = gpu0, .destination = bytes_on(gpu0, HALF_BYTES)};
+    send_wrapped(1, HALF_BYTES);
+    send_wrapped(2, HALF_BYTES);
+    cuda->hold(NULL, true);
+    start(gpu0, 1);
+    engine_ask_start(asker, &second, "key", 2);
+    run_for_a_while();
+}
+
+/* When the copies take as much memory as they may, the next value waits. */
+START_TEST(copies_wait)
+{
+    start_two();
+    cuda->hold(NULL, false);
+    while (ask.done_count == 0 || second.done_count == 0) {
+        run_rounds();
+        ck_assert_uint_le(owner->conn->responses.copied_bytes, UINT64_C(256) << 20);
+    }
+    ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
+    ck_assert_msg(second.result.code == TL_OK, "%s", second.result.message);
+    ck_assert_int_eq(ask.fetch.path, TL_PATH_GPU_IPC);
+    ck_assert_int_eq(second.fetch.path, TL_PATH_GPU_IPC);
+    engine_ask_fini(&ask);
+    engine_ask_fini(&second);
+}
+END_TEST
+
+/* The value that waits is given up (_i 0), the one before it is (1), or the connection ends (2). */
+START_TEST(copies_that_wait_end)
+{
+    start_two();
+    RUN_UNTIL(!tl_list_is_empty(&owner->conn->responses.awaiting_copies));
+    if (_i == 0) engine_ask_cancel(&second);
+    if (_i == 1) engine_ask_cancel(&ask);
+    if (_i == 2) close_conns();
+    if (_i == 0) RUN_UNTIL(second.done_count > 0);
+    cuda->hold(NULL, false);
+    RUN_UNTIL(ask.done_count > 0 && second.done_count > 0);
+    ck_assert_int_eq(ask.result.code, _i == 0 ? TL_OK : _i == 1 ? TL_CANCELLED : TL_UNAVAILABLE);
+    ck_assert_int_eq(second.result.code, _i == 0 ? TL_CANCELLED : _i == 1 ? TL_OK : TL_UNAVAILABLE);
+    RUN_UNTIL(engine_side_values(owner) == (_i == 2 ? 2 : 1));
+    engine_ask_fini(&ask);
+    engine_ask_fini(&second);
 }
 END_TEST
 
@@ -312,8 +368,9 @@ int main(void)
 {
     Suite *suite = suite_create("engine_ipc");
     TCase *copies = tcase_create("copies"), *pool = tcase_create("through the pool"),
-          *end = tcase_create("while_it_runs"), *idle = tcase_create("idle_copies_make_space");
-    TCase *const cases[] = {copies, pool, end, idle};
+          *end = tcase_create("while_it_runs"), *idle = tcase_create("idle_copies_make_space"),
+          *waits = tcase_create("copies_wait");
+    TCase *const cases[] = {copies, pool, end, idle, waits};
     for (unsigned i = 0; i < TL_ARRAY_COUNT(cases); i++) {
         tcase_set_timeout(cases[i], 60);
         tcase_add_checked_fixture(cases[i], setup_ipc, teardown_ipc);
@@ -332,8 +389,10 @@ int main(void)
     tcase_add_loop_test(failures, a_call_fails, 0, 2);
     suite_add_tcase(suite, failures);
     tcase_add_test(idle, idle_copies_make_space);
+    tcase_add_test(waits, copies_wait);
     tcase_add_test(end, cancelled);
     tcase_add_loop_test(end, the_connection_breaks, 0, 2);
     tcase_add_loop_test(end, while_the_owner_copies, 0, 2);
+    tcase_add_loop_test(end, copies_that_wait_end, 0, 3);
     return run_suite(suite);
 }
