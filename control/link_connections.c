@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "control/link_internal.h"
 
 /* Messages that may wait to be sent. */
@@ -31,6 +32,8 @@ void tl_link_send_connection_message(struct tl_link *link, const struct tl_conne
         return;
     }
     entry->message = *message;
+    /* The peer ends a link with a frame whose text is not UTF-8, and a reason may name a file whose path is not. */
+    tl_text_make_utf8(entry->message.reason, strlen(entry->message.reason));
     tl_list_push_back(&link->connection_messages, &entry->place);
     link->connection_message_count++;
     link_flush_later(link);

@@ -228,6 +228,18 @@ START_TEST(a_refusal_carries_its_reason)
 }
 END_TEST
 
+START_TEST(a_reason_that_is_not_utf8_ends_no_link)
+{
+    setup_pair();
+    const struct tl_connection_message refusal = {
+        .transport = "verbs", .kind = TL_CONNECTION_MESSAGE_REFUSAL, .reason = "/run/caf\xe9: No such file"};
+    tl_link_send_connection_message(client.link, &refusal);
+    run_until(&server.heard_count, 1);
+    ck_assert_str_eq(server.heard[0].reason, "/run/caf?: No such file");
+    teardown_pair();
+}
+END_TEST
+
 static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
 {
     (void)fetch;
@@ -511,6 +523,7 @@ int main(void)
     tcase_set_timeout(pair, 60);
     tcase_add_test(pair, an_offer_and_its_answer_arrive_whole);
     tcase_add_test(pair, a_refusal_carries_its_reason);
+    tcase_add_test(pair, a_reason_that_is_not_utf8_ends_no_link);
     tcase_add_test(pair, more_than_fit_a_frame_arrive_in_order_before_requests);
     tcase_add_test(pair, a_message_for_a_link_that_ends_is_dropped);
     suite_add_tcase(all, pair);
