@@ -84,9 +84,12 @@ static bool packing_init(struct packing *packing, const struct tl_description *d
     return false;
 }
 
-static char *wire_text(const char *text)
+/* Returns the text, made UTF-8, which it may not be: a reason may name a file. */
+static char *wire_text(char *text)
 {
-    return (char *)(text != NULL && tl_text_is_utf8(text, strlen(text)) ? text : "");
+    if (text == NULL) return (char *)"";
+    tl_text_make_utf8(text, strlen(text));
+    return text;
 }
 
 static void pack_transports(struct packing *packing, const struct tl_description *description)

@@ -565,6 +565,11 @@ class LastWords(cli_support.Case):
         write_safetensors(self.folder / "model-\\xE9.safetensors", some_tensors())  # as messages show that path
         self.assert_error(1, r"the path .*model-\\xE9.safetensors is not UTF-8", "serve", "--no-wait", "--config",
                           cluster.path, "--job", "ps", "--publish", path)
+        worker = self.spawn("serve", "--config", cluster.path, "--job", "ps", "--publish", path)
+        worker.await_line("the worker cannot start")
+        shown = json.loads(self.assert_run(4, "health", "--config", cluster.path, "--json").stdout)
+        self.assertRegex(shown["workers"][0]["reason"], r"^it could not start: .*model-\?\.safetensors is not UTF-8")
+        self.assertEqual(worker.stop(), 1)
 
     def test_a_file_that_is_not_there(self):
         cluster = self.cluster(ps=1)

@@ -266,20 +266,20 @@ START_TEST(identify_tells_of_the_data_plane)
     ck_assert_str_eq(transport->reason, "its GID fits");
     ck_assert_str_eq(transport->passed_over, "mlx5_1:1: broken");
     ck_assert_str_eq(transport->not_tried, "mlx5_0:2 GID 4 10.0.0.1");
-    /* One reason is no text, one was not filled. */
-    ck_assert_str_eq(transport->interface, "");
+    /* One is no UTF-8, one was not filled. */
+    ck_assert_str_eq(transport->interface, "bad ? name");
     ck_assert_str_eq(transport->keys, "");
     tensorlane__v1__identify_response__free_unpacked(response, NULL);
 }
 END_TEST
 
-START_TEST(identify_leaves_out_what_is_no_text)
+START_TEST(identify_shows_what_is_not_utf8)
 {
     worker.script.peer_count = 1;
     worker.script.peer_reason = "bad \xff bytes";
     fake_worker_start(&worker);
     Tensorlane__V1__IdentifyResponse *response = identify();
-    ck_assert_str_eq(response->peers[0]->reason, "");
+    ck_assert_str_eq(response->peers[0]->reason, "bad ? bytes");
     ck_assert_str_eq(response->peers[0]->name, "/job:worker/task:0");
     tensorlane__v1__identify_response__free_unpacked(response, NULL);
 }
@@ -788,7 +788,7 @@ int main(void)
         patterns_are_checked,
         identify_tells_everything,
         identify_tells_of_the_data_plane,
-        identify_leaves_out_what_is_no_text,
+        identify_shows_what_is_not_utf8,
         identify_of_a_large_cluster,
         identify_passes_the_status_on,
         identify_refuses_garbage,
