@@ -30,7 +30,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/client.h"
-#include "server/cli/cluster_tls.h"
+#include "control/control.h"
 #include "server/cli/command.h"
 #include "server/cli/file_limit.h"
 #include "server/cli/last_words.h"
@@ -39,6 +39,7 @@
 #include "server/cli/sd_notify.h"
 #include "server/cli/serve_config.h"
 #include "server/cli/task_config.h"
+#include "server/worker_internal.h"
 #include "tensor/mapped_file.h"
 
 /* Descriptors that a worker needs besides its connections: files, libraries, the loop. */
@@ -165,12 +166,12 @@ static bool is_answer(enum tl_status status, enum tl_call_stage stage)
     return stage == TL_CALL_RPC && status != TL_DEADLINE_EXCEEDED && status != TL_UNAVAILABLE;
 }
 
-/* Feeds the watchdog when the worker answers. */
+/* Feeds the watchdog when the worker answers. The call uses the worker's own TLS, which loads changed files once. */
 static void feed_watchdog(const struct serve *serve, int64_t watchdog_ns)
 {
     int64_t timeout_ns = watchdog_ns / 4 < MAX_PROBE_NS ? watchdog_ns / 4 : MAX_PROBE_NS;
     const struct tl_call_options call = {.address = serve->probe_address,
-                                         .secure = tl_cluster_tls(),
+                                         .secure = tl_control_tls(serve->worker->control),
                                          .connect_timeout_ns = timeout_ns,
                                          .rpc_timeout_ns = timeout_ns};
     struct tl_description description = {0};
@@ -306,8 +307,6 @@ static int run(struct serve *serve, const struct tl_options *options)
         tl_output_error("serve", "the process %" PRIu32 " that started this one has ended", serve->parent_pid);
         return TL_EXIT_FAILED;
     }
-    /* For the calls that feed the watchdog. */
-    if (status == TL_OK && tl_sd_watchdog_ns() > 0) status = tl_cluster_tls_open(settings, &error);
     if (status == TL_OK) status = open_worker(serve, &error);
     if (status != TL_OK) return end_with(serve, &signals, &error);
     find_probe_address(serve);
