@@ -72,6 +72,12 @@ struct worker_probing {
     int64_t latest_ns;              /* when it ended */
 };
 
+/* The log of connections that are refused for one kind of reason. */
+struct worker_refusal_log {
+    struct tl_log_limit limit;
+    uint64_t unlogged_count; /* refusals since the last that was logged */
+};
+
 /* Which peers are reachable, and which callers may connect. */
 struct worker_members {
     struct tl_peer **peers; /* [peer_count], in the order of the configuration; they stay */
@@ -81,10 +87,9 @@ struct worker_members {
     /* [peer_network_count] networks from which members may connect (server/peers/admission.h) */
     struct tl_ip_network *peer_networks;
     size_t peer_network_count;
-    bool takes_any_origin; /* members may connect from everywhere */
-    /* the log of connections with the incarnation of another process */
-    struct tl_log_limit incarnation_log_limit; /* for each task and address */
-    uint64_t unlogged_incarnations;            /* number of refusals since the last that was logged */
+    bool takes_any_origin;                     /* members may connect from everywhere */
+    struct worker_refusal_log origin_log;      /* names from wrong addresses; the limit is for each task */
+    struct worker_refusal_log incarnation_log; /* incarnations of other processes; for each task and address */
     struct tl_list client_peers; /* list of struct client_peer (client_peer.c): links of clients that are no members */
     struct tl_list peer_waits;   /* list of struct tl_peer_wait (peer.c) */
     struct worker_probing probing;

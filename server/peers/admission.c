@@ -15,8 +15,6 @@
 #define KEPT_NS (60 * TL_NS_PER_SEC)
 /* Two lookups of one host are at least this far apart, however many links claim to come from it. */
 #define LOOKUP_PAUSE_NS (1 * TL_NS_PER_SEC)
-/* The next refusal is logged after this time, or when it concerns another address. */
-#define LOG_PAUSE_NS (60 * TL_NS_PER_SEC)
 
 /* ------------------------------------------------------------------------------------------- the configuration -- */
 
@@ -24,7 +22,8 @@ enum tl_status tl_admission_init(struct tl_worker *worker, struct tl_error *ret_
 {
     const char *networks = worker->settings.peer_networks;
     tl_list_init(&worker->members.client_peers);
-    tl_log_limit_init(&worker->members.incarnation_log_limit);
+    tl_log_limit_init(&worker->members.origin_log.limit);
+    tl_log_limit_init(&worker->members.incarnation_log.limit);
     worker->members.takes_any_origin = networks != NULL && strcmp(networks, "any") == 0;
     if (networks == NULL || worker->members.takes_any_origin) return TL_OK;
     worker->members.peer_networks = calloc(TL_MAX_PEER_NETWORKS, sizeof(*worker->members.peer_networks));
@@ -43,7 +42,8 @@ enum tl_status tl_admission_init(struct tl_worker *worker, struct tl_error *ret_
 
 void tl_admission_fini(struct tl_worker *worker)
 {
-    tl_log_limit_fini(&worker->members.incarnation_log_limit);
+    tl_log_limit_fini(&worker->members.origin_log.limit);
+    tl_log_limit_fini(&worker->members.incarnation_log.limit);
     free(worker->members.peer_networks);
 }
 
@@ -107,17 +107,25 @@ static void looked_up(void *owner, const struct tl_ip *ips, size_t count, const 
     tl_control_ask_again(peer->worker->control);
 }
 
-static void log_refusal(struct tl_peer *peer, const struct tl_identity *who, const struct tl_ip *ip,
-                        const struct tl_error *why)
+/* Returns whether a refusal with this cause is logged, and then the number of those that were left out before. */
+static bool is_logged(struct worker_refusal_log *log, const char *cause, uint64_t *ret_unlogged_count)
 {
-    struct tl_origin *origin = &peer->origin;
-    int64_t now_ns = tl_clock_now_ns();
-    bool is_same = origin->refused_ns != 0 && tl_ip_is_equal(&origin->refused_ip, ip);
-    if (is_same && now_ns - origin->refused_ns < LOG_PAUSE_NS) return;
-    origin->refused_ip = *ip;
-    origin->refused_ns = now_ns;
+    if (!tl_log_limit_passes(&log->limit, cause)) {
+        log->unlogged_count++;
+        return false;
+    }
+    *ret_unlogged_count = log->unlogged_count;
+    log->unlogged_count = 0;
+    return true;
+}
+
+/* The address is not part of the cause: a peer can call from many. */
+static void log_refusal(const struct tl_peer *peer, const struct tl_identity *who, const struct tl_error *why)
+{
+    uint64_t unlogged_count;
+    if (!is_logged(&peer->worker->members.origin_log, peer->name, &unlogged_count)) return;
     TL_LOG_AT_WARN("a connection that claims to be a peer was refused", TL_STR("peer", peer->name),
-                   TL_STR("address", who->address), TL_STR("reason", why->message));
+                   TL_STR("address", who->address), TL_STR("reason", why->message), TL_U64("others", unlogged_count));
 }
 
 /* Refuses a link from an address that the peer is not known to have. */
@@ -132,7 +140,7 @@ static enum tl_link_admission refuse(struct tl_peer *peer, const struct tl_ident
             ret_error, TL_UNAVAILABLE,
             "%s cannot tell whether %s may call from %s: %.400s; or list that address in peers.addresses",
             peer->worker->self.name, peer->name, tl_ip_format(ip, text), origin->failure.message);
-        log_refusal(peer, who, ip, ret_error);
+        log_refusal(peer, who, ret_error);
         return TL_LINK_REFUSED;
     }
     for (size_t i = 0; i < origin->ip_count && i < 4; i++) {
@@ -144,7 +152,7 @@ static enum tl_link_admission refuse(struct tl_peer *peer, const struct tl_ident
                        "peers.addresses of %s",
                        peer->name, peer->worker->self.name, tl_ip_format(ip, text), origin->endpoint.host, expected,
                        origin->ip_count > 4 ? ", ..." : "", peer->worker->self.name);
-    log_refusal(peer, who, ip, ret_error);
+    log_refusal(peer, who, ret_error);
     return TL_LINK_REFUSED;
 }
 
@@ -190,29 +198,24 @@ static bool is_incarnation_taken(const struct tl_worker *worker, const struct tl
 
 static void log_incarnation(struct tl_worker *worker, const struct tl_peer *peer, const struct tl_identity *who)
 {
-    struct worker_members *members = &worker->members;
+    uint64_t unlogged_count;
     struct tl_ip ip;
     char address[TL_IP_TEXT_BYTES] = "", cause[TL_IP_TEXT_BYTES + TL_MAX_NAME_BYTES];
     if (tl_endpoint_ip(who->address, &ip)) tl_ip_format(&ip, address);
     /* A name that is no task's is not part of the cause: a client can make up another one each time. */
     snprintf(cause, sizeof(cause), "%s %s", address, peer != NULL ? peer->name : "");
-    if (!tl_log_limit_passes(&members->incarnation_log_limit, cause)) {
-        members->unlogged_incarnations++;
-        return;
-    }
+    if (!is_logged(&worker->members.incarnation_log, cause, &unlogged_count)) return;
     TL_LOG_AT_WARN("a connection with the incarnation of another process was refused", TL_STR("peer", who->name),
                    TL_STR("address", who->address), TL_INCARNATION("incarnation", who->incarnation),
-                   TL_U64("others", members->unlogged_incarnations));
-    members->unlogged_incarnations = 0;
+                   TL_U64("others", unlogged_count));
 }
 
-static void log_second_worker(struct tl_peer *self, const struct tl_identity *who)
+static void log_second_worker(const struct tl_peer *self, const struct tl_identity *who)
 {
-    int64_t now_ns = tl_clock_now_ns();
-    if (self->origin.refused_ns != 0 && now_ns - self->origin.refused_ns < LOG_PAUSE_NS) return;
-    self->origin.refused_ns = now_ns;
+    uint64_t unlogged_count;
+    if (!is_logged(&self->worker->members.origin_log, self->name, &unlogged_count)) return;
     TL_LOG_AT_WARN("a second worker claims this task", TL_STR("address", who->address), TL_STR("host", who->host_name),
-                   TL_U64("process", who->process_id));
+                   TL_U64("process", who->process_id), TL_U64("others", unlogged_count));
 }
 
 enum tl_link_admission tl_peers_admit(struct tl_worker *worker, const struct tl_identity *who,

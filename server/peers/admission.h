@@ -38,8 +38,6 @@ struct tl_origin {
     struct tl_lookup *lookup; /* under way; NULL: none */
     int64_t looked_up_ns;     /* when the latest lookup ended; 0: none has */
     struct tl_error failure;  /* why the latest lookup failed; code TL_OK: it found ips */
-    struct tl_ip refused_ip;  /* the latest address that was logged */
-    int64_t refused_ns;       /* when it was logged; 0: none was */
 };
 
 /* Reads peers.addresses of the worker. Errors: TL_RESOURCE_EXHAUSTED: no memory. */

@@ -14,6 +14,8 @@
 #include "fakes/proxy.h"
 #include "fakes/raw_call.h"
 #include "fakes/run_suite.h"
+#include "server/peers/admission.h"
+#include "server/worker_internal.h"
 #include "tensorlane/v1/transfer.pb-c.h"
 
 static struct cluster cluster;
@@ -347,6 +349,33 @@ START_TEST(a_member_whose_host_is_not_found_may_come_again)
 }
 END_TEST
 
+/* Calls as task 1, now from one wrong address and now from another one, and then as task 2. */
+static void run_false_calls(struct tl_command *command)
+{
+    struct tl_error error;
+    struct tl_identity who = {.source = TL_IDENTITY_CLAIMED, .incarnation = 77};
+    for (unsigned i = 0; i < 7; i++) {
+        snprintf(who.name, sizeof(who.name), "/job:node/task:%u", i < 6 ? 1 : 2);
+        snprintf(who.address, sizeof(who.address), "ipv4:198.51.100.%u:4000", i % 2 + 1);
+        ck_assert_int_eq(tl_peers_admit(command->worker, &who, &error), TL_LINK_REFUSED);
+    }
+}
+
+START_TEST(refusals_of_two_addresses_do_not_fill_the_log)
+{
+    static const char logged[] = "a connection that claims to be a peer was refused";
+    struct tl_command command;
+    cluster_init(&cluster, 3, NULL);
+    cluster_open(&cluster, 0);
+    log_capture_begin();
+    tl_log_configure(TL_LOG_WARN, TL_LOG_KEY_VALUE);
+    tl_worker_run(cluster.workers[0], &command, run_false_calls);
+    ck_assert_uint_eq(log_capture_count(logged), 2);
+    ck_assert_uint_eq(log_capture_count("others=5"), 1);
+    cluster_close_all(&cluster);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("worker_links");
@@ -364,6 +393,7 @@ int main(void)
     tcase_add_test(impostors, a_client_connects_twice);
     tcase_add_loop_test(impostors, a_member_must_come_from_its_address, 0, 9);
     tcase_add_test(impostors, a_member_whose_host_is_not_found_may_come_again);
+    tcase_add_test(impostors, refusals_of_two_addresses_do_not_fill_the_log);
     suite_add_tcase(suite, impostors);
     return run_suite_in_process(suite);
 }
