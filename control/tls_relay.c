@@ -393,6 +393,24 @@ static int make_pair(int ret_pair[2])
     return 0;
 }
 
+/* Gives the thread a connection and our end of its pair. */
+static enum tl_status add_relayed(struct tl_tls_relay *relay, struct tl_relayed *relayed, const int pair[2],
+                                  int connection, struct tl_error *ret_error)
+{
+    relayed->cookie = tl_connection_cookie(pair[1]);
+    if (relayed->cookie == 0)
+        return tl_error_set_errno(ret_error, errno,
+                                  "no TLS connection: this system lacks the socket option SO_COOKIE, which Linux has "
+                                  "since 4.12");
+    relayed->tcp.fd = connection;
+    relayed->pair.fd = pair[0];
+    pthread_mutex_lock(&relay->mutex);
+    bool is_added = tl_number_map_add(&relay->by_cookie, relayed->cookie, relayed);
+    if (is_added) tl_list_push_back(&relay->added, &relayed->place);
+    pthread_mutex_unlock(&relay->mutex);
+    return is_added ? TL_OK : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a TLS connection");
+}
+
 enum tl_status tl_tls_relay_add(struct tl_tls_relay *relay, int connection, struct tl_tls_session *session,
                                 const char *target, int *ret_fd, struct tl_error *ret_error)
 {
@@ -403,18 +421,12 @@ enum tl_status tl_tls_relay_add(struct tl_tls_relay *relay, int connection, stru
         tl_relayed_free(relayed);
         return tl_error_set_errno(ret_error, errno, "no TLS connection");
     }
-    relayed->cookie = tl_connection_cookie(pair[1]);
-    relayed->tcp.fd = connection;
-    relayed->pair.fd = pair[0];
-    pthread_mutex_lock(&relay->mutex);
-    bool is_added = relayed->cookie != 0 && tl_number_map_add(&relay->by_cookie, relayed->cookie, relayed);
-    if (is_added) tl_list_push_back(&relay->added, &relayed->place);
-    pthread_mutex_unlock(&relay->mutex);
-    if (!is_added) {
+    enum tl_status status = add_relayed(relay, relayed, pair, connection, ret_error);
+    if (status != TL_OK) {
         (void)close(pair[0]);
         (void)close(pair[1]);
         tl_relayed_free(relayed);
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a TLS connection");
+        return status;
     }
     *ret_fd = pair[1];
     (void)eventfd_write(relay->event, 1);

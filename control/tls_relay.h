@@ -24,7 +24,8 @@ void tl_tls_relay_end(struct tl_tls_relay *relay);
 void tl_tls_relay_destroy(struct tl_tls_relay *relay);
 
 /* Takes over a connection and its session, whose handshake is done, and returns gRPC's end of a new pair of sockets.
- * Errors: TL_RESOURCE_EXHAUSTED: no memory or descriptor; connection and session stay the caller's. */
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory or descriptor. TL_INTERNAL: the system lacks SO_COOKIE. After one,
+ * connection and session stay the caller's. */
 enum tl_status tl_tls_relay_add(struct tl_tls_relay *relay, int connection, struct tl_tls_session *session,
                                 const char *target, int *ret_fd, struct tl_error *ret_error) TL_MUST_USE;
 

@@ -136,6 +136,18 @@ __attribute__((visibility("default"))) ssize_t send(int fd, const void *bytes, s
     return sent;
 }
 
+/* While it is set, this system is one without SO_COOKIE. */
+static atomic_bool lacks_cookies;
+
+__attribute__((visibility("default"))) int getsockopt(int fd, int level, int option, void *ret_value, socklen_t *length)
+{
+    if (level == SOL_SOCKET && option == SO_COOKIE && atomic_load(&lacks_cookies)) {
+        errno = ENOPROTOOPT;
+        return -1;
+    }
+    return (int)syscall(SYS_getsockopt, fd, level, option, ret_value, length) < 0 ? -1 : 0;
+}
+
 /* How often the loop of the tests has given its connections back: the relay then lets its thread wait for the sockets
  * again, by a change of its outer instance, which alone has no pointer with it. */
 static unsigned given_back_count;
@@ -1493,6 +1505,23 @@ START_TEST(certificates_change_while_connections_run)
 }
 END_TEST
 
+START_TEST(a_system_without_cookies_of_sockets)
+{
+    log_capture_begin();
+    tl_log_configure(TL_LOG_WARN, TL_LOG_KEY_VALUE);
+    start_both();
+    atomic_store(&lacks_cookies, true);
+    dial(NULL);
+    while (log_capture_count("TLS handshake failed") == 0)
+        usleep(10000);
+    atomic_store(&lacks_cookies, false);
+    ck_assert_int_eq(dialled_fd, -1);
+    ck_assert_uint_eq(log_capture_count("lacks the socket option SO_COOKIE, which Linux has since 4.12: "
+                                        "Protocol not available"),
+                      1);
+}
+END_TEST
+
 /* A connection belongs to the trust domain in which it was accepted. */
 START_TEST(own_trust_domain_changes_while_connections_run)
 {
@@ -1648,6 +1677,7 @@ int main(void)
     ADD(silent_and_slow_clients, 1);
     ADD(others_are_served_beside_a_thousand_half_open, 1);
     ADD(certificates_change_while_connections_run, 1);
+    ADD(a_system_without_cookies_of_sockets, 1);
     ADD(own_trust_domain_changes_while_connections_run, 1);
     ADD(certificate_expires_while_its_connection_runs, 1);
     ADD(authority_in_between_expires_first, 1);
