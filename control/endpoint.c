@@ -387,7 +387,12 @@ bool tl_endpoint_peer(int fd, char ret_target[TL_ENDPOINT_TARGET_BYTES])
 {
     struct sockaddr_storage address = {0};
     socklen_t len_bytes = sizeof(address);
-    if (getpeername(fd, (struct sockaddr *)&address, &len_bytes) != 0) return false;
+    /* A connection that was reset before it was accepted has its address in SO_PEERNAME only, which wants to be asked
+     * for as many bytes as it has. */
+    if (getpeername(fd, (struct sockaddr *)&address, &len_bytes) != 0 &&
+        (getsockname(fd, (struct sockaddr *)&address, &len_bytes) != 0 ||
+         getsockopt(fd, SOL_SOCKET, SO_PEERNAME, &address, &len_bytes) != 0))
+        return false;
     unmap(&address, &len_bytes);
     return format_target((const struct sockaddr *)&address, len_bytes, ret_target);
 }

@@ -285,13 +285,20 @@ static void dial(const char *expected_name)
     dial_with(expected_name, serve_one);
 }
 
-/* Connects a socket to the server without TLS. */
-static int dial_plainly(void)
+/* Connects a socket to where the server listens, which has not accepted it. */
+static int connect_socket(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     address.sin_port = htons((uint16_t)strtoul(strrchr(target, ':') + 1, NULL, 10));
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     ck_assert_int_eq(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    return fd;
+}
+
+/* Connects a socket to the server without TLS. */
+static int dial_plainly(void)
+{
+    int fd = connect_socket();
     serve_one();
     return fd;
 }
@@ -1505,6 +1512,22 @@ START_TEST(certificates_change_while_connections_run)
 }
 END_TEST
 
+START_TEST(a_client_that_has_gone_when_it_is_accepted_has_an_address)
+{
+    log_capture_begin();
+    tl_log_configure(TL_LOG_WARN, TL_LOG_KEY_VALUE);
+    side_start(&server);
+    int fd = connect_socket();
+    const struct linger reset = {.l_onoff = 1};
+    ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
+    (void)close(fd);
+    serve_one();
+    while (log_capture_count("TLS handshake failed") == 0)
+        usleep(10000);
+    ck_assert_uint_eq(log_capture_count("address=ipv4:127.0.0.1:"), 1);
+}
+END_TEST
+
 START_TEST(a_system_without_cookies_of_sockets)
 {
     log_capture_begin();
@@ -1677,6 +1700,7 @@ int main(void)
     ADD(silent_and_slow_clients, 1);
     ADD(others_are_served_beside_a_thousand_half_open, 1);
     ADD(certificates_change_while_connections_run, 1);
+    ADD(a_client_that_has_gone_when_it_is_accepted_has_an_address, 1);
     ADD(a_system_without_cookies_of_sockets, 1);
     ADD(own_trust_domain_changes_while_connections_run, 1);
     ADD(certificate_expires_while_its_connection_runs, 1);
