@@ -169,6 +169,13 @@ static bool canonicalize(struct parts *parts)
     return IN6_IS_ADDR_UNSPECIFIED(&v6);
 }
 
+static enum tl_status fail_wildcard(struct tl_error *ret_error, const char *address)
+{
+    return fail(ret_error, address,
+                "cannot be dialled by other machines; name the machine here and bind to all addresses with "
+                "\"listen\"");
+}
+
 enum tl_status tl_address_check(const char *address, enum tl_address_use use, char ret_canonical[TL_ADDRESS_BYTES],
                                 struct tl_error *ret_error)
 {
@@ -179,12 +186,21 @@ enum tl_status tl_address_check(const char *address, enum tl_address_use use, ch
     if (use == TL_ADDRESS_DIAL && parts.port == 0) {
         return fail(ret_error, address, "has port 0, which cannot be dialled; use a port of 1 to 65535");
     }
-    if (use == TL_ADDRESS_DIAL && is_wildcard) {
-        return fail(ret_error, address,
-                    "cannot be dialled by other machines; name the machine here and bind to all addresses with "
-                    "\"listen\"");
-    }
+    if (use == TL_ADDRESS_DIAL && is_wildcard) return fail_wildcard(ret_error, address);
     snprintf(ret_canonical, TL_ADDRESS_BYTES, parts.is_v6 ? "[%s]:%u" : "%s:%u", parts.host, (unsigned)parts.port);
+    return TL_OK;
+}
+
+enum tl_status tl_address_check_host(const char *host, char ret_canonical[TL_ADDRESS_BYTES], struct tl_error *ret_error)
+{
+    struct parts parts = {.is_v6 = strchr(host, ':') != NULL};
+    if (strlen(host) > MAX_HOST_BYTES) return fail(ret_error, host, "has more than 255 bytes");
+    strcpy(parts.host, host);
+    if (parts.is_v6 && !is_v6(host)) return fail(ret_error, host, "is no IPv6 address");
+    enum tl_status status = check_host(host, &parts, ret_error);
+    if (status != TL_OK) return status;
+    if (canonicalize(&parts)) return fail_wildcard(ret_error, host);
+    strcpy(ret_canonical, parts.host);
     return TL_OK;
 }
 

@@ -22,6 +22,10 @@ enum tl_address_use {
 enum tl_status tl_address_check(const char *address, enum tl_address_use use, char ret_canonical[TL_ADDRESS_BYTES],
                                 struct tl_error *ret_error) TL_MUST_USE;
 
+/* The same for a host alone, to dial; an IPv6 address has no brackets. */
+enum tl_status tl_address_check_host(const char *host, char ret_canonical[TL_ADDRESS_BYTES],
+                                     struct tl_error *ret_error) TL_MUST_USE;
+
 /* Whether only this machine can reach the address "host:port": "127.0.0.1:4000", "[::1]:4000", "localhost:4000". */
 bool tl_address_is_loopback(const char *address);
 

@@ -21,7 +21,7 @@ void tl_launch_fini(struct tl_launch *launch)
     *launch = (struct tl_launch){0};
 }
 
-/* Whether the bytes may be in the name of a host. Whether they are one is said when the configuration is read. */
+/* Whether the bytes may be in the name of a host. */
 static bool is_name(const char *name, size_t name_bytes)
 {
     for (size_t i = 0; i < name_bytes; i++)
@@ -38,16 +38,17 @@ static enum tl_status fail_name(const char *name, size_t name_bytes, struct tl_e
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is no name of a host", tl_quote(copy, quoted));
 }
 
-static struct tl_launch_host *add_host(struct tl_launch *launch, const char *name, size_t name_bytes)
+static struct tl_launch_host *add_host(struct tl_launch *launch, const char *name, const char *key)
 {
     struct tl_launch_host *host = calloc(1, sizeof(*host));
     if (!host) return NULL;
-    memcpy(host->name, name, name_bytes);
+    strcpy(host->name, name);
+    strcpy(host->key, key);
     host->group = launch->group;
     host->is_known = true;
 #undef uthash_nonfatal_oom
 #define uthash_nonfatal_oom(object) host->is_known = false
-    HASH_ADD_KEYPTR(hh, launch->hosts, host->name, name_bytes, host);
+    HASH_ADD_STR(launch->hosts, key, host);
     if (!host->is_known) {
         free(host);
         return NULL;
@@ -60,17 +61,32 @@ enum tl_status tl_launch_add(struct tl_launch *launch, const char *name, size_t 
                              struct tl_error *ret_error)
 {
     struct tl_launch_host *host;
-    if (name_bytes >= TL_LAUNCH_HOST_BYTES || !is_name(name, name_bytes)) return fail_name(name, name_bytes, ret_error);
+    char copy[TL_LAUNCH_HOST_BYTES], key[TL_ADDRESS_BYTES], quoted[TL_QUOTE_BYTES];
+    if (name_bytes >= sizeof(copy) || !is_name(name, name_bytes)) return fail_name(name, name_bytes, ret_error);
+    *(char *)mempcpy(copy, name, name_bytes) = '\0';
+    enum tl_status status = tl_address_check_host(copy, key, ret_error);
+    if (status != TL_OK) return status;
     if (task_count > TL_LAUNCH_MAX_TASKS - launch->task_count)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "there are more than %u tasks", TL_LAUNCH_MAX_TASKS);
-    HASH_FIND(hh, launch->hosts, name, name_bytes, host);
+    HASH_FIND_STR(launch->hosts, key, host);
+    if (host && strcmp(host->name, copy) != 0)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is the host %s in another spelling; write it in one",
+                            tl_quote(copy, quoted), host->name);
     if (host && host->group != launch->group)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is in two components of the job", host->name);
-    if (!host) host = add_host(launch, name, name_bytes);
+    if (!host) host = add_host(launch, copy, key);
     if (!host) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the hosts");
     host->task_count += task_count;
     launch->task_count += task_count;
     return TL_OK;
+}
+
+const struct tl_launch_host *tl_launch_find(const struct tl_launch *launch, const char *name)
+{
+    struct tl_launch_host *host = NULL;
+    char key[TL_ADDRESS_BYTES];
+    if (tl_address_check_host(name, key, NULL) == TL_OK) HASH_FIND_STR(launch->hosts, key, host);
+    return host;
 }
 
 /* Writes the tasks of the hosts from first to the last of its group. Returns the first host behind them. */

@@ -15,6 +15,8 @@
 
 #include <tensorlane/status.h>
 
+#include "config/address.h"
+
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
 
@@ -24,6 +26,7 @@
 
 struct tl_launch_host {
     char name[TL_LAUNCH_HOST_BYTES];
+    char key[TL_ADDRESS_BYTES]; /* private: its one spelling */
     uint32_t task_count;
     uint32_t group;    /* component of a heterogeneous job */
     bool is_known;     /* private: it is in the table */
@@ -46,11 +49,13 @@ struct tl_launch_task {
 
 void tl_launch_fini(struct tl_launch *launch);
 
-/* Adds tasks to a host, which may be there already. Errors: TL_INVALID_ARGUMENT: the name is empty, too long or has
- * control characters, blanks or quotes; the host is of another group; too many tasks. TL_RESOURCE_EXHAUSTED: no
- * memory. */
+/* Adds tasks to a host, which may be there already. Errors: TL_INVALID_ARGUMENT: the name is that of no host; the host
+ * has another spelling or is of another group; too many tasks. TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_launch_add(struct tl_launch *launch, const char *name, size_t name_bytes, uint32_t task_count,
                              struct tl_error *ret_error) TL_MUST_USE;
+
+/* Returns the host with this name, in whatever spelling; NULL: there is none. */
+const struct tl_launch_host *tl_launch_find(const struct tl_launch *launch, const char *name);
 
 /* Adds the hosts of a node list of Slurm, such as "node[001-004,007],gpu-[1-2]-x". tasks_per_node: how many tasks
  * each host has, such as "2(x3),1", which is 2, 2, 2 and 1; NULL: each has per_host.

@@ -67,11 +67,7 @@ static enum tl_status read_line(struct tl_launch *launch, char *line, unsigned n
                                 tl_quote(word, quoted));
     }
     /* With a number for each host it counts once, however often the file names it. */
-    if (per_host) {
-        struct tl_launch_host *known;
-        HASH_FIND_STR(launch->hosts, host, known);
-        count = known ? 0 : per_host;
-    }
+    if (per_host) count = tl_launch_find(launch, host) ? 0 : per_host;
     enum tl_status status = tl_launch_add(launch, host, strlen(host), count, ret_error);
     if (status != TL_OK) tl_error_prefix(ret_error, "line %u: ", number);
     return status;

@@ -211,7 +211,10 @@ class Hostfile(From):
         self.refuse("which file\\?", code=2)
         self.refuse("hosts: No such file", path)
         for text, pattern in (("", "is empty"), ("# none\n", "names no host"), ("a\0b", "is no text"),
-                              ("a b", "line 1: \"b\""), ("ho_st/x", "cluster")):
+                              ("a b", "hosts: line 1: \"b\""),
+                              ("a\n\nho_st/x", "hosts: line 3: address \"ho_st/x\" has a host that is no name"),
+                              ("a\n300.1.1.1", "hosts: line 2: address \"300.1.1.1\" has a host that is no IPv4"),
+                              ("a\nb\nA", "hosts: line 3: \"A\" is the host a in another spelling")):
             path.write_text(text)
             self.refuse(pattern, path)
         self.refuse("Is a directory", self.folder)

@@ -99,6 +99,8 @@ START_TEST(names_have_an_end)
 {
     char list[400];
     memset(list, 'a', sizeof(list));
+    for (size_t i = 50; i < 250; i += 50)
+        list[i] = '.'; /* A part of a name has at most 63 bytes. */
     strcpy(list + 254, "[1-10]");
     ck_assert_int_eq(tl_launch_add_slurm(&launch, list, NULL, 1, &error), TL_INVALID_ARGUMENT);
     ck_assert(strstr(error.message, "a name is too long"));
@@ -144,6 +146,27 @@ START_TEST(refused_host_files)
                   "line 1: \"slots=0\"; a line is \"HOST\", \"HOST:N\" or \"HOST slots=N\"");
     check_refused(add_hostfile("a\"b", 0), "line 1: \"a\\\"b\" is no name of a host");
     check_refused(add_hostfile("a slots=65536\nb", 0), "line 2: there are more than 65536 tasks");
+    check_refused(add_hostfile("a\n-b", 0), "line 2: address \"-b\" has a host that is no name; use letters, digits, "
+                                            "'-', '_' and '.', and no scheme or path");
+    check_refused(add_hostfile("a\nfe80::g", 0), "line 2: address \"fe80::g\" is no IPv6 address");
+    check_refused(add_hostfile("0.0.0.0", 0),
+                  "line 1: address \"0.0.0.0\" cannot be dialled by other machines; name the machine here and bind to "
+                  "all addresses with \"listen\"");
+}
+END_TEST
+
+START_TEST(hosts_in_two_spellings)
+{
+    static const char *const cases[][2] = {{"a", "A"}, {"b.", "b"}, {"::1", "[0:0::1]"}};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(cases); i++) {
+        char lines[64], message[128];
+        snprintf(lines, sizeof(lines), "%s\n%s", cases[i][0], cases[i][1]);
+        const char *name = i == 2 ? "0:0::1" : cases[i][1];
+        snprintf(message, sizeof(message), "line 2: \"%s\" is the host %s in another spelling; write it in one", name,
+                 cases[i][0]);
+        check_refused(add_hostfile(lines, 0), message);
+        check_refused(add_hostfile(lines, 1), message);
+    }
 }
 END_TEST
 
@@ -184,6 +207,7 @@ int main(void)
     tcase_add_test(tests, names_have_an_end);
     tcase_add_test(tests, host_files);
     tcase_add_test(tests, refused_host_files);
+    tcase_add_test(tests, hosts_in_two_spellings);
     tcase_add_test(tests, order_of_tasks);
     tcase_add_test(tests, names_of_pods);
     suite_add_tcase(suite, tests);
