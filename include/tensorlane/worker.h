@@ -157,8 +157,8 @@ TL_API enum tl_status tl_worker_peer_info(struct tl_worker *worker, tl_peer_id p
 
 /* Connects to the peers (peers NULL: all) and waits until at least min_count of them are up at the same time (0: all).
  * Errors: TL_DEADLINE_EXCEEDED: naming one that is not up and why. TL_NOT_FOUND: no such peer, or too many of them were
- * removed meanwhile. TL_UNAVAILABLE: another process answers where one of a certain incarnation is meant.
- * TL_CANCELLED: the worker was closed. Blocks: yes. */
+ * removed meanwhile. TL_INVALID_ARGUMENT: min_count is above the number of peers. TL_UNAVAILABLE: another process
+ * answers where one of a certain incarnation is meant. TL_CANCELLED: the worker was closed. Blocks: yes. */
 TL_API enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const tl_peer_id *peers, size_t count,
                                                size_t min_count, int64_t timeout_ns,
                                                struct tl_error *ret_error) TL_MUST_USE;

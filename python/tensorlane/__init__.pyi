@@ -463,7 +463,8 @@ class Worker:
         """Connects to the peers (None: all) and waits until min_count (0: all) are up at the same time; blocking.
 
         timeout: None: no limit. Raises DeadlineExceeded: naming one that is not up and why. NotFound: no such peer.
-        Unavailable: another process answers where one of a certain incarnation is meant.
+        InvalidArgument: min_count is above the number of peers. Unavailable: another process answers where one of a
+        certain incarnation is meant.
         """
     def health(self) -> Health:
         """Says whether the worker is open and no peer is down. `tensorlane health` looks at a whole cluster."""

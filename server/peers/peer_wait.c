@@ -317,7 +317,13 @@ enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const tl_peer_
         if (peer != NULL || all != NULL) continue; /* one of all may be removed meanwhile */
         return tl_error_set(ret_error, TL_NOT_FOUND, "entry %zu of the list is not a peer of this worker", i);
     }
-    if (min_count == 0 || min_count > count) min_count = count;
+    if (min_count > count) {
+        free(all);
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "cannot wait for %zu peers of %zu; min_count is at most %zu, and 0 for all", min_count,
+                            count, count);
+    }
+    if (min_count == 0) min_count = count;
     struct tl_peer_wait wait = {
         .worker = worker, .peers = peers, .count = count, .min_count = min_count, .ret_error = ret_error};
     tl_list_init(&wait.link);

@@ -331,6 +331,8 @@ class Peers(WorkersCase):
         wait_until(lambda: not self.asker.health().is_healthy, "the peer is down")
         self.assertIn("127.0.0.1:9", self.asker.health().reasons[0])
         self.asker.wait_for_peers([self.peer, absent], min_count=1)
+        with self.assertRaisesRegex(tensorlane.InvalidArgument, "cannot wait for 3 peers of 2; min_count is at most 2"):
+            self.asker.wait_for_peers([self.peer, absent], min_count=3)
 
     def test_removed_while_it_is_waited_for(self):
         errors = []

@@ -238,6 +238,9 @@ START_TEST(waits_for_all_or_some_peers)
     ck_assert_int_eq(tl_worker_wait_for_peers(worker, NULL, 0, 2, CLUSTER_LONG, &error), TL_OK);
     ck_assert_int_eq(tl_worker_wait_for_peers(worker, peers, 3, 2, CLUSTER_LONG, &error), TL_OK);
     ck_assert_int_eq(tl_worker_wait_for_peers(worker, peers, 0, 0, CLUSTER_LONG, &error), TL_OK);
+    ck_assert_int_eq(tl_worker_wait_for_peers(worker, NULL, 0, 4, CLUSTER_LONG, &error), TL_INVALID_ARGUMENT);
+    ck_assert_str_eq(error.message, "cannot wait for 4 peers of 3; min_count is at most 3, and 0 for all");
+    ck_assert_int_eq(tl_worker_wait_for_peers(worker, peers, 1, 2, CLUSTER_LONG, &error), TL_INVALID_ARGUMENT);
     ck_assert_int_eq(tl_worker_wait_for_peers(worker, peers, 3, 0, CLUSTER_SECOND / 20, &error), TL_DEADLINE_EXCEEDED);
     ck_assert_ptr_nonnull(strstr(error.message, "/job:node/task:2"));
     ck_assert_int_eq(tl_worker_wait_for_peers(worker, NULL, 0, 0, 0, &error), TL_DEADLINE_EXCEEDED);
