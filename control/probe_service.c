@@ -82,16 +82,19 @@ struct probe_call {
     struct tl_list place; /* in control->probe_calls */
 };
 
-static void pack_probe(const struct tl_peer_probe *from, Tensorlane__V1__PeerProbe *to)
+/* A reason may name a file whose path is not UTF-8, which the answer must be. */
+static void pack_probe(struct tl_peer_probe *from, Tensorlane__V1__PeerProbe *to)
 {
     tensorlane__v1__peer_probe__init(to);
-    to->name = (char *)from->name;
+    to->name = from->name;
     to->is_ok = from->is_ok;
-    to->stage = (char *)from->stage;
-    to->direction = (char *)from->direction;
-    to->address = (char *)from->address;
-    to->reason = tl_text_is_utf8(from->reason, strlen(from->reason)) ? (char *)from->reason : (char *)"";
-    to->remedy = tl_text_is_utf8(from->remedy, strlen(from->remedy)) ? (char *)from->remedy : (char *)"";
+    to->stage = from->stage;
+    to->direction = from->direction;
+    to->address = from->address;
+    tl_text_make_utf8(from->reason, strlen(from->reason));
+    tl_text_make_utf8(from->remedy, strlen(from->remedy));
+    to->reason = from->reason;
+    to->remedy = from->remedy;
     to->incarnation = from->incarnation;
     to->age_ns = (uint64_t)(tl_clock_now_ns() - from->ended_ns);
     to->clock_offset_ns = from->clock_offset_ns;

@@ -56,11 +56,24 @@ START_TEST(too_many_failures)
 }
 END_TEST
 
+START_TEST(a_reason_that_is_not_utf8_is_kept)
+{
+    ck_assert_int_eq(tl_wire_arena_init(&arena, 1 << 20, &error), TL_OK);
+    peers[0] = (struct tl_peer_probe){.is_ok = true, .reason = "no file caf\xe9", .remedy = "make caf\xe9"};
+    struct tl_probe_results one = answer_about(1);
+    ck_assert_str_eq(one.items[0].reason, "no file caf?");
+    ck_assert_str_eq(one.items[0].remedy, "make caf?");
+    free(one.items);
+    tl_wire_arena_fini(&arena);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("probe_service");
     TCase *tcase = tcase_create("probe_service");
     tcase_add_test(tcase, too_many_failures);
+    tcase_add_test(tcase, a_reason_that_is_not_utf8_is_kept);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
