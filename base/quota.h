@@ -14,6 +14,9 @@
 
 #define TL_QUOTA 512
 
+/* So many bytes that are copied count as one member. */
+#define TL_MEMBER_COPY_BYTES (64 * 1024)
+
 struct tl_quota {
     uint32_t used;         /* members that were handled since others had their turn */
     _Atomic uint32_t most; /* the greatest value of `used` so far */
@@ -30,6 +33,13 @@ static inline void tl_quota_use(struct tl_quota *quota, uint32_t count)
     quota->used += count;
     if (quota->used > atomic_load_explicit(&quota->most, memory_order_relaxed))
         atomic_store_explicit(&quota->most, quota->used, memory_order_relaxed);
+}
+
+/* So many bytes were copied, or are about to be, which takes as long as others of the members that are left. */
+static inline void tl_quota_use_copy(struct tl_quota *quota, uint64_t len_bytes)
+{
+    uint64_t count = len_bytes / TL_MEMBER_COPY_BYTES, left = tl_quota_left(quota);
+    tl_quota_use(quota, (uint32_t)(count < left ? count : left));
 }
 
 /* Others have their turn now. */

@@ -39,10 +39,14 @@ struct publish_command {
     struct tl_error *ret_error;
 };
 
+/* Subscriptions of this worker copy what is published, which uses the quota. */
 static void run_publish(struct tl_command *command)
 {
     struct publish_command *publish = TL_CONTAINER_OF(command, struct publish_command, command);
+    const struct tl_quota *quota = tl_loop_quota(command->worker->loop);
     while (publish->done_count < publish->count && publish->status == TL_OK) {
+        command->is_unfinished = tl_quota_left(quota) == 0;
+        if (command->is_unfinished) return;
         const struct tl_send_item *item = &publish->items[publish->done_count];
         publish->status = tl_rendezvous_publish(command->worker->table, item->key, item->step, item->tensor, NULL,
                                                 publish->ret_error);

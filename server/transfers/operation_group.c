@@ -321,20 +321,19 @@ static void prefetch_ahead(const struct op_group *group, size_t place)
     if (later->state == OP_NEW && later->tensor != NULL) tl_tensor_prefetch(later->tensor);
 }
 
-/* Starts members, at most `count`. Returns how many were looked at. */
-static size_t start_members(struct op_group *group, size_t count)
+/* Starts members, as many as the quota allows, of which each that copies a value of this worker uses more. */
+static void start_members(struct op_group *group, struct tl_quota *quota)
 {
-    size_t done = 0, request_count = 0;
-    while (done < count && request_count < ROUND_DATA_MEMBERS && group->started_count < group->count) {
+    size_t request_count = 0;
+    while (tl_quota_left(quota) > 0 && request_count < ROUND_DATA_MEMBERS && group->started_count < group->count) {
         prefetch_ahead(group, group->started_count);
         struct tl_op *op = &group->ops[group->started_count++];
-        done++;
+        tl_quota_use(quota, 1);
         if (op->state == OP_NEW) op_start(op, group->end_error != NULL ? tl_error_kept(group->end_error) : NULL);
         request_count += is_on_data_connection(op);
     }
     tl_ops_send(group->call.worker);
     if (group->started_count == group->count) tl_list_remove(&group->starting_link);
-    return done;
 }
 
 /* Ends members that have begun, at most `count`. Returns how many were looked at. */
@@ -358,7 +357,7 @@ static size_t end_members(struct op_group *group, size_t count)
 static bool run_members(struct op_group *group)
 {
     struct tl_quota *quota = tl_loop_quota(group->call.worker->loop);
-    tl_quota_use(quota, (uint32_t)start_members(group, tl_quota_left(quota)));
+    start_members(group, quota);
     if (group->ending != GROUP_GOES_ON) tl_quota_use(quota, (uint32_t)end_members(group, tl_quota_left(quota)));
     bool is_ending = group->ending != GROUP_GOES_ON && group->ended_count < group->started_count;
     return group->started_count == group->count && !is_ending;

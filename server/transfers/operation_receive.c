@@ -47,6 +47,19 @@ static const char *reason_of(const struct tl_op *op, enum tl_path path)
     }
 }
 
+/* Bytes are copied on the loop, where others wait meanwhile. */
+static void use_quota(const struct tl_op *op, uint64_t len_bytes)
+{
+    tl_quota_use_copy(tl_loop_quota(op_worker(op)->loop), len_bytes);
+}
+
+static enum tl_status count_part(void *context, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    (void)ret_error;
+    use_quota(context, len_bytes);
+    return TL_OK;
+}
+
 /* Puts the part that is wanted in the place of the value of this worker. It is no view of a sent one, which is lent as
  * a whole only. */
 static enum tl_status self_part(struct tl_op *op, struct tl_error *ret_error)
@@ -56,7 +69,7 @@ static enum tl_status self_part(struct tl_op *op, struct tl_error *ret_error)
     if (tl_tensor_is_on_device(offer->tensor))
         return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s lies on a device of this very worker; receive the whole",
                             tl_part_key(op_key(op)));
-    const struct tl_part_costs costs = {.copies = offer->is_one_shot};
+    const struct tl_part_costs costs = {.copies = offer->is_one_shot, .charge = count_part, .context = op};
     enum tl_status status = tl_part_take(op_key(op), &costs, &offer->tensor, ret_error);
     if (status != TL_OK) tl_error_prefix(ret_error, "%s: ", tl_part_key(op_key(op)));
     return status;
@@ -70,6 +83,7 @@ static enum tl_status self_copy(struct tl_op *op, struct tl_tensor **tensor, str
     uint64_t size_bytes = tl_tensor_size_bytes(source);
     if (status == TL_OK) status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
     if (status != TL_OK) return status;
+    use_quota(op, size_bytes);
     tl_tensor_write(op->tensor, 0, size_bytes, tl_tensor_data(source));
     /* Checked again, because a file that is cut meanwhile is read as zeros. */
     status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);

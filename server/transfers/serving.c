@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -13,9 +12,6 @@
 #include "server/worker_internal.h"
 #include "tensor/device.h"
 #include "tensor/part.h"
-
-/* Bytes of a part whose copy counts as one member of the control loop's quota. */
-#define MEMBER_COPY_BYTES (64 * 1024)
 
 /* A request of a peer, from its arrival to the end of its serve, or to the table's answer if that comes later. Many may
  * wait, so that its size is bounded (tests/integration/waiting_size_test.c). */
@@ -118,20 +114,13 @@ struct part_charge {
     uint64_t bytes;
 };
 
-/* The copy of a part takes time of the control loop, during which others wait. */
-static void use_quota(struct tl_worker *worker, uint64_t bytes)
-{
-    struct tl_quota *quota = tl_loop_quota(worker->loop);
-    tl_quota_use(quota, (uint32_t)tl_min_u64(bytes / MEMBER_COPY_BYTES, tl_quota_left(quota)));
-}
-
 static enum tl_status charge(void *context, uint64_t bytes, struct tl_error *ret_error)
 {
     struct part_charge *part = context;
     struct tl_worker *worker = part->serving->worker;
     part->bytes = bytes;
     enum tl_status status = tl_shares_take(worker->sources.pushed, part->client, bytes, &part->share, ret_error);
-    if (status == TL_OK && part->serving == &worker->serving) use_quota(worker, bytes);
+    if (status == TL_OK && part->serving == &worker->serving) tl_quota_use_copy(tl_loop_quota(worker->loop), bytes);
     return status;
 }
 

@@ -155,6 +155,7 @@ static enum tl_status copy_own(struct slot *slot, struct tl_tensor *source, stru
     enum tl_status status = place(slot, tl_tensor_meta_data(source), NULL, ret_tensor, ret_error);
     if (status != TL_OK) return status;
     status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
+    tl_quota_use_copy(tl_loop_quota(slot->subscription->worker->loop), size_bytes);
     if (status == TL_OK && size_bytes > 0) tl_copy(tl_tensor_data(*ret_tensor), tl_tensor_data(source), size_bytes);
     /* Checked again, because a file that is cut meanwhile is read as zeros. */
     if (status == TL_OK) status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);

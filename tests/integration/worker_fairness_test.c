@@ -257,6 +257,72 @@ START_TEST(peer_goes)
 }
 END_TEST
 
+#define OWN_COUNT 40
+#define OWN_BYTES (UINT64_C(4) << 20)
+/* tl_worker_progress runs two rounds, in each of which the member that uses the rest of the quota may copy more. */
+#define MOST_BYTES (2 * ((UINT64_C(32) << 20) + OWN_BYTES))
+
+static struct tl_worker *own_worker;
+
+static void setup_own(void)
+{
+    cluster_init(&cluster, 1, NULL);
+    cluster.progress = TL_PROGRESS_CALLER;
+    own_worker = cluster_open(&cluster, 0);
+    cq = cluster_cq();
+}
+
+static void ask_itself(const struct items *made, bool is_group)
+{
+    struct tl_recv_many_options options = group_options();
+    tl_peer_id self = cluster_peer(own_worker, 0);
+    if (is_group) {
+        enum tl_status status =
+            tl_recv_many(own_worker, self, made->items, made->count, &options, CLUSTER_LONG, cq, NULL, NULL, &error);
+        ck_assert_msg(status == TL_OK, "%s", error.message);
+        return;
+    }
+    for (size_t i = 0; i < made->count; i++) {
+        const struct tl_recv_options single = {.size_bytes = sizeof(single), .destination = made->items[i].destination};
+        enum tl_status status =
+            tl_recv(own_worker, self, made->items[i].key, 1, &single, CLUSTER_LONG, cq, NULL, NULL, &error);
+        ck_assert_msg(status == TL_OK, "%s", error.message);
+    }
+}
+
+/* What a worker receives from itself is copied by its loop, which looks at others after some of it; in a group (_i 0)
+ * and singly (1). */
+START_TEST(own_values)
+{
+    struct items made = make_items(OWN_COUNT);
+    struct tl_tensor *value = cluster_tensor(OWN_BYTES, 1);
+    for (size_t i = 0; i < OWN_COUNT; i++) {
+        cluster_publish(own_worker, made.keys[i], 1, value);
+        made.items[i].destination = cluster_tensor(OWN_BYTES, 2);
+    }
+    ask_itself(&made, _i == 0);
+    size_t done_count = 0;
+    struct tl_completion completions[OWN_COUNT + 1];
+    while (done_count < OWN_COUNT) {
+        ck_assert_int_eq(tl_worker_progress(own_worker, 0), TL_OK);
+        size_t count = tl_cq_poll(cq, completions, OWN_COUNT + 1), copied_count = 0;
+        for (size_t i = 0; i < count; i++) {
+            ck_assert_msg(completions[i].status.code == TL_OK, "%s", completions[i].status.message);
+            copied_count += completions[i].kind == TL_OP_RECV;
+            tl_tensor_put(completions[i].tensor);
+        }
+        ck_assert_uint_le(copied_count * OWN_BYTES, MOST_BYTES);
+        done_count += copied_count;
+    }
+    for (size_t i = 0; i < OWN_COUNT; i++)
+        tl_tensor_put(made.items[i].destination);
+    tl_tensor_put(value);
+    free_items(&made);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(cq);
+}
+END_TEST
+
 static void add(TCase *tcase)
 {
     tcase_add_test(tcase, published);
@@ -273,5 +339,10 @@ int main(void)
 {
     Suite *suite = suite_create("worker_fairness");
     add_cases(suite, add);
+    TCase *own = tcase_create("own_values");
+    tcase_set_timeout(own, 60);
+    tcase_add_checked_fixture(own, setup_own, NULL);
+    tcase_add_loop_test(own, own_values, 0, 2);
+    suite_add_tcase(suite, own);
     return run_suite(suite);
 }
