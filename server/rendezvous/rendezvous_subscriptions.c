@@ -36,45 +36,22 @@ static struct tl_table_subscription *find(struct tl_rendezvous *table, const str
     return subscription;
 }
 
-static struct tl_table_value *value_at(struct tl_list *link)
-{
-    return TL_CONTAINER_OF(link, struct tl_table_value, offered_link);
-}
-
-static uint64_t step_at(struct tl_list *link)
-{
-    return value_at(link)->step->step;
-}
-
-/* Returns the link that a value of this step belongs in front of. Steps nearly always grow, or they fall, so that it is
- * near one of the ends. */
-static struct tl_list *find_place(struct tl_rendezvous *table, struct tl_list *values, uint64_t step)
-{
-    struct tl_list *front = values->next, *back = values;
-    for (;; front = front->next, back = back->prev) {
-        table->place_visits++;
-        if (back->prev == values || step_at(back->prev) < step) return back;
-        if (step_at(front) > step) return front;
-    }
-}
-
-/* Puts a value that is not reserved into a list of its key. */
-static void list_value(struct tl_rendezvous *table, struct tl_table_value *value)
+/* Puts a value that is not reserved into a tree of its key. */
+static void keep_value(struct tl_table_value *value)
 {
     struct tl_table_subscribed *subscribed = value->name->subscribed;
-    struct tl_list *values = value->was_refused ? &subscribed->refused : &subscribed->offered;
-    if (tl_list_is_linked(&value->offered_link)) return;
-    struct tl_list *place = find_place(table, values, value->step->step);
-    tl_list_insert_before(place, &value->offered_link);
+    struct tl_rank_tree *values = value->was_refused ? &subscribed->refused : &subscribed->offered;
+    uint64_t step = value->step->step;
+    if (value->offered_link.tree == NULL) tl_rank_tree_add(values, &value->offered_link, step, step);
 }
 
 /* The first subscription of a key finds the values that are there. */
-static void list_values(struct tl_rendezvous *table, const struct tl_table_name *name)
+static void keep_values(const struct tl_table_name *name)
 {
     TL_LIST_FOREACH(&name->places, link)
     {
         struct tl_table_value *value = TL_CONTAINER_OF(link, struct tl_table_place, name_link)->value;
-        if (value && !value->is_reserved) list_value(table, value);
+        if (value && !value->is_reserved) keep_value(value);
     }
 }
 
@@ -100,8 +77,6 @@ static bool may_be_subscribed(struct tl_table_name *name)
     name->subscribed = calloc(1, sizeof(*name->subscribed));
     if (name->subscribed == NULL) return false;
     tl_list_init(&name->subscribed->subscriptions);
-    tl_list_init(&name->subscribed->offered);
-    tl_list_init(&name->subscribed->refused);
     return true;
 }
 
@@ -118,7 +93,7 @@ static struct tl_table_subscription *add(struct tl_rendezvous *table, const stru
     unsigned hash = (unsigned)XXH3_64bits_withSeed(id, sizeof(*id), table->hash_seed);
     HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->subscriptions, &subscription->id, sizeof(*id), hash, subscription);
     if (subscription->hh.tbl == NULL) goto fail;
-    if (subscription->name->subscribed->subscription_count++ == 0) list_values(table, subscription->name);
+    if (subscription->name->subscribed->subscription_count++ == 0) keep_values(subscription->name);
     return subscription;
 fail:
     if (subscription->name) tl_table_name_put(table, subscription->name);
@@ -261,17 +236,11 @@ static bool may_have(const struct tl_table_subscription *subscription, uint64_t 
     return step >= from_step && (!value->was_refused || is_behind_refused);
 }
 
-/* Returns the first value of the list whose step is at least `from_step`; NULL: none. It is near one of the ends: few
- * values are too old, or few have come since. */
-static struct tl_table_value *first_from(struct tl_rendezvous *table, struct tl_list *values, uint64_t from_step)
+/* Returns the first value of the tree whose step is at least `from_step`; NULL: none. */
+static struct tl_table_value *first_from(struct tl_rank_tree *values, uint64_t from_step)
 {
-    struct tl_list *front = values->next, *back = values->prev;
-    if (tl_list_is_empty(values) || step_at(back) < from_step) return NULL;
-    for (;; front = front->next, back = back->prev) {
-        table->value_visits++;
-        if (step_at(front) >= from_step) return value_at(front);
-        if (step_at(back->prev) < from_step) return value_at(back);
-    }
+    struct tl_rank_link *link = tl_rank_tree_first_from(values, from_step);
+    return link != NULL ? TL_CONTAINER_OF(link, struct tl_table_value, offered_link) : NULL;
 }
 
 /* Returns the one with the lower step; each may be NULL. */
@@ -282,13 +251,12 @@ static struct tl_table_value *lower(struct tl_table_value *a, struct tl_table_va
 }
 
 /* Returns the value with the lowest step that a request which wants at least `from_step` may have; NULL: none. */
-static struct tl_table_value *lowest_value(struct tl_rendezvous *table,
-                                           const struct tl_table_subscription *subscription, uint64_t from_step)
+static struct tl_table_value *lowest_value(const struct tl_table_subscription *subscription, uint64_t from_step)
 {
     struct tl_table_subscribed *subscribed = subscription->name->subscribed;
-    struct tl_table_value *offered = first_from(table, &subscribed->offered, from_step);
+    struct tl_table_value *offered = first_from(&subscribed->offered, from_step);
     if (subscription->has_refused_last) return offered;
-    return lower(offered, first_from(table, &subscribed->refused, tl_max_u64(from_step, subscription->from_step)));
+    return lower(offered, first_from(&subscribed->refused, tl_max_u64(from_step, subscription->from_step)));
 }
 
 /* Returns the value that the request gets; NULL: none. A request that has given a value back, because it comes over
@@ -298,7 +266,7 @@ static struct tl_table_value *first_value(struct tl_rendezvous *table, const str
 {
     struct tl_table_value *had = tl_table_value_find_given_back(table, &receiver->id);
     if (had != NULL && had->name == subscription->name) return had;
-    return lowest_value(table, subscription, receiver->step);
+    return lowest_value(subscription, receiver->step);
 }
 
 /* Returns whether the request, which wants at least `from_step`, may have the publication, and notes that it has it. */
@@ -368,7 +336,7 @@ void tl_table_subscriptions_offer_value(struct tl_rendezvous *table, struct tl_t
         tl_table_value_offer(value, &offer);
         tl_table_waiter_conclude(table, receiver, NULL, &offer, deferred_calls);
     }
-    if (!value->is_reserved && subscribed != NULL && subscribed->subscription_count > 0) list_value(table, value);
+    if (!value->is_reserved && subscribed != NULL && subscribed->subscription_count > 0) keep_value(value);
 }
 
 void tl_table_subscriptions_offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,

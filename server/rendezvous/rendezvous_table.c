@@ -280,7 +280,6 @@ struct tl_table_value *tl_table_value_add(struct tl_rendezvous *table, struct tl
     place->value = value;
     tl_list_push_back(&value->step->values, &value->step_link);
     tl_list_init(&value->orphan_link);
-    tl_list_init(&value->offered_link);
     sender->entry = value;
     table->stats.held_tensors++;
     table->stats.held_bytes += value->size_bytes;
@@ -322,7 +321,7 @@ bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *
     HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->reservations, &value->id, sizeof(value->id), hash, value);
     value->is_reserved = value->hh.tbl != NULL;
     if (!value->is_reserved) return false;
-    tl_list_remove(&value->offered_link);
+    tl_rank_tree_remove(&value->offered_link);
     value->subscription = subscription;
     if (subscription != NULL) subscription->use_count++;
     return true;
@@ -394,7 +393,7 @@ void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *v
     unreserve(table, value);
     forget_given_back(table, value);
     tl_table_value_detach(table, value);
-    tl_list_remove(&value->offered_link);
+    tl_rank_tree_remove(&value->offered_link);
     tl_list_remove(&value->step_link);
     tl_table_step_put(table, value->step);
     tl_table_name_put(table, value->name);

@@ -31,6 +31,7 @@
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
 
+#include "base/rank_tree.h"
 #include "base/spares.h"
 #include "server/rendezvous/rendezvous.h"
 
@@ -39,8 +40,8 @@ struct tl_table_subscribed {
     struct tl_list subscriptions; /* those with waiters, the one that has waited longest first */
     size_t subscription_count;    /* all subscriptions of the key, with and without waiters */
     /* Sent values that are not reserved, by step; maintained while there is a subscription. */
-    struct tl_list offered; /* those that no subscription has refused */
-    struct tl_list refused; /* the others */
+    struct tl_rank_tree offered; /* those that no subscription has refused */
+    struct tl_rank_tree refused; /* the others */
 };
 
 /* A key; used by its places, values, publication and subscriptions, which it counts in hash.use_count. */
@@ -93,14 +94,14 @@ struct tl_table_value {
     struct tl_table_step *step;
     struct tl_list step_link;
     bool is_reserved;
-    bool was_given_back;         /* it was reserved before */
-    bool was_refused;            /* a subscription did not take it */
-    struct tl_request_id id;     /* the request that it is reserved for */
-    uint64_t holder_count;       /* how many receivers with that id have been given it and have not broken off */
-    UT_hash_handle hh;           /* by id: in tl_rendezvous.reservations while reserved, then in given_back */
-    struct tl_list orphan_link;  /* in tl_rendezvous.orphans while its receiver has broken off */
-    int64_t deadline_ns;         /* until when the receiver may come back */
-    struct tl_list offered_link; /* in name->subscribed->offered or refused */
+    bool was_given_back;              /* it was reserved before */
+    bool was_refused;                 /* a subscription did not take it */
+    struct tl_request_id id;          /* the request that it is reserved for */
+    uint64_t holder_count;            /* how many receivers with that id have been given it and have not broken off */
+    UT_hash_handle hh;                /* by id: in tl_rendezvous.reservations while reserved, then in given_back */
+    struct tl_list orphan_link;       /* in tl_rendezvous.orphans while its receiver has broken off */
+    int64_t deadline_ns;              /* until when the receiver may come back */
+    struct tl_rank_link offered_link; /* in name->subscribed->offered or refused */
     struct tl_table_subscription *subscription; /* the one whose request it is reserved for; NULL: none */
 };
 
@@ -152,8 +153,6 @@ struct tl_rendezvous {
     struct tl_table_step *latest_step; /* that was found last, as most are looked up many times in a row; NULL: none */
     struct tl_table_value *reservations;
     struct tl_table_value *given_back; /* what each request of a subscription gave back last; offered */
-    uint64_t value_visits;             /* how many offered values were looked at for requests of subscriptions */
-    uint64_t place_visits;             /* how often the lists of offered values were looked at to put others there */
     uint64_t publish_visits;           /* how many places were looked at for waiters of publications */
     struct tl_hash_table waiters;      /* struct tl_receiver */
     struct tl_list publications;

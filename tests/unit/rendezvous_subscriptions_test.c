@@ -10,7 +10,7 @@
 #include "fakes/whole_steps.h"
 #include "server/rendezvous/rendezvous_table.h"
 
-enum { WAITING_LIMIT = 16, ASKER = 77, OTHER = 88 };
+enum { WAITING_LIMIT = 16, ASKER = 77, OTHER = 88, MANY = 4000, MAX_LEVELS = 129 };
 #define REMEMBERED_NS (30 * TL_NS_PER_SEC)
 
 static struct tl_rendezvous *table;
@@ -30,7 +30,7 @@ struct receiver {
     uint64_t publication;
 };
 
-static struct sender senders[64];
+static struct sender senders[MANY];
 static struct receiver receivers[64];
 static uint64_t last_number;
 
@@ -102,8 +102,10 @@ static void acknowledge(const struct receiver *receiver)
 
 static void setup(void)
 {
-    const struct tl_rendezvous_limits limits = {
-        .waiting_receivers = WAITING_LIMIT, .held_bytes = 1000, .subscription_ns = REMEMBERED_NS, .aborted_steps = 2};
+    const struct tl_rendezvous_limits limits = {.waiting_receivers = WAITING_LIMIT,
+                                                .held_bytes = 4 * MANY,
+                                                .subscription_ns = REMEMBERED_NS,
+                                                .aborted_steps = 2};
     const uint64_t dims[] = {4};
     last_number = 0;
     ck_assert_int_eq(tl_tensor_create(TL_U8, 1, dims, &tensor, NULL), TL_OK);
@@ -264,33 +266,42 @@ START_TEST(given_back_and_asked_again)
 }
 END_TEST
 
+/* How often the values of the key that are offered were looked at. */
+static uint64_t visits(void)
+{
+    return tl_table_name_find(table, "key")->subscribed->offered.visit_count;
+}
+
 /* However many values are there that the request does not want, few are looked at. */
 START_TEST(values_that_are_not_wanted)
 {
-    for (uint64_t step = 0; step < 60; step++)
+    for (uint64_t step = 0; step < MANY; step++)
         send(step);
-    check_waits(ask(1, 60));
-    check_given(ask(2, 58), 58);
-    check_given(ask(2, 58), 59);
+    check_waits(ask(1, MANY));
+    uint64_t before = visits();
+    check_given(ask(2, MANY - 2), MANY - 2);
+    check_given(ask(2, MANY - 2), MANY - 1);
     check_given(ask(3, 1), 1);
-    check_given(ask(3, 1), 2);
-    ck_assert_uint_le(table->value_visits, 8);
+    check_given(ask(3, MANY / 2), MANY / 2);
+    ck_assert_uint_le(visits() - before, 8 * MAX_LEVELS);
 }
 END_TEST
 
-/* Whether steps grow or fall while values are sent, and whether the key has a subscription then: few values are passed
- * to find the place of another one. */
-START_TEST(many_values_in_order)
+/* Whether steps grow, fall or come in any order while values are sent, and whether the key has a subscription then: few
+ * values are passed to find the place of another one. */
+START_TEST(many_values)
 {
-    bool is_falling = _i % 2 == 1, is_subscribed = _i / 2 == 1;
-    if (is_subscribed) check_waits(ask(1, 63));
-    for (uint64_t i = 1; i <= 60; i++)
-        send(is_falling ? 61 - i : i);
-    if (!is_subscribed) check_waits(ask(1, 63));
-    ck_assert_uint_le(table->place_visits, 60);
-    check_given(ask(2, 1), 1);
-    check_given(ask(2, 1), 2);
-    check_given(ask(2, 60), 60);
+    const unsigned factors[] = {1, MANY - 1, 1667};
+    unsigned factor = factors[_i % 3];
+    bool is_subscribed = _i / 3 == 1;
+    if (is_subscribed) check_waits(ask(1, MANY));
+    for (uint64_t i = 0; i < MANY; i++)
+        send(i * factor % MANY);
+    if (!is_subscribed) check_waits(ask(1, MANY));
+    ck_assert_uint_le(visits(), MANY * MAX_LEVELS);
+    for (uint64_t i = 1; i <= 5; i++)
+        check_given(ask(2, 1), i);
+    check_given(ask(2, MANY - 1), MANY - 1);
 }
 END_TEST
 
@@ -469,7 +480,7 @@ int main(void)
     tcase_add_test(sent, refused_of_the_last_step);
     tcase_add_test(sent, given_back_and_asked_again);
     tcase_add_test(sent, values_that_are_not_wanted);
-    tcase_add_loop_test(sent, many_values_in_order, 0, 4);
+    tcase_add_loop_test(sent, many_values, 0, 6);
     tcase_add_test(sent, asked_again);
     tcase_add_test(sent, steps);
     tcase_add_test(published, newest_wins_and_none_twice);
