@@ -8,7 +8,7 @@
 /* Returns the side that the object goes to at this level. */
 static unsigned side_of(const struct tl_rank_link *link, unsigned level)
 {
-    uint64_t bits = level < KEY_BITS ? link->key >> (KEY_BITS - 1 - level) : link->rank >> (level - KEY_BITS);
+    uint64_t bits = level < KEY_BITS ? link->key >> (KEY_BITS - 1 - level) : link->rank >> (level % KEY_BITS);
     return (unsigned)(bits & 1);
 }
 

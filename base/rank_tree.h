@@ -5,7 +5,7 @@
  *
  * Objects have their places in themselves, so that nothing is allocated. Each one has the lowest rank of its subtree.
  * At each level an object goes to the side that the next bit of its key names, the highest bit first, and then those of
- * its rank, the lowest bit first. So no object is deeper than 128, whatever its key is, and the tree is never balanced.
+ * its rank, the lowest bit first. So an object is at most 128 deep, whatever its key is, and the tree is never balanced.
  * Source: E. McCreight, Priority Search Trees, SIAM Journal on Computing 14 (1985), section 3.
  */
 #ifndef BASE_RANK_TREE_H
@@ -27,7 +27,7 @@ struct tl_rank_tree {
     uint64_t visit_count;      /* how many objects were looked at */
 };
 
-/* Adds an object that is in no tree. Two objects with the same key have different ranks. */
+/* Adds an object that is in no tree. Objects with the same key and rank lie below each other: there should be few. */
 void tl_rank_tree_add(struct tl_rank_tree *tree, struct tl_rank_link *link, uint64_t key, uint64_t rank);
 /* Takes the object out of its tree, if it is in one. */
 void tl_rank_tree_remove(struct tl_rank_link *link);

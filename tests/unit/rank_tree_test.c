@@ -84,6 +84,20 @@ START_TEST(few_are_looked_at)
 }
 END_TEST
 
+/* More objects with one key and rank than a key and a rank have bits. */
+START_TEST(all_the_same)
+{
+    for (size_t i = 0; i < OBJECTS; i++)
+        tl_rank_tree_add(&tree, &objects[i], 5, 7);
+    for (size_t left = OBJECTS; left > 0; left--) {
+        ck_assert_ptr_nonnull(tl_rank_tree_first_from(&tree, 5));
+        ck_assert_ptr_null(tl_rank_tree_first_from(&tree, 6));
+        tl_rank_tree_remove(&objects[left * 3 % OBJECTS]);
+    }
+    ck_assert_ptr_null(tree.root);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("rank_tree");
@@ -91,6 +105,7 @@ int main(void)
     tcase_set_timeout(tcase, 300);
     tcase_add_loop_test(tcase, as_an_array, 0, 2);
     tcase_add_loop_test(tcase, few_are_looked_at, 0, 3);
+    tcase_add_test(tcase, all_the_same);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
