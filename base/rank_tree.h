@@ -5,8 +5,8 @@
  *
  * Objects have their places in themselves, so that nothing is allocated. Each one has the lowest rank of its subtree.
  * At each level an object goes to the side that the next bit of its key names, the highest bit first, and then those of
- * its rank, the lowest bit first. So an object is at most 128 deep, whatever its key is, and the tree is never balanced.
- * Source: E. McCreight, Priority Search Trees, SIAM Journal on Computing 14 (1985), section 3.
+ * its rank, the lowest bit first. So an object is at most 128 deep, whatever its key is, and the tree is never
+ * balanced. Source: E. McCreight, Priority Search Trees, SIAM Journal on Computing 14 (1985), section 3.
  */
 #ifndef BASE_RANK_TREE_H
 #define BASE_RANK_TREE_H

@@ -366,8 +366,9 @@ TL_API enum tl_status tl_publish(struct tl_worker *worker, const char *key, uint
 TL_API enum tl_status tl_withdraw(struct tl_worker *worker, const char *key, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Fails, with this code and message, all operations that wait here for the step (sends, receives of this worker, and
- * requests of peers) and all that ask for it later, until tl_worker_end_step.
- * Errors: TL_INVALID_ARGUMENT: status is TL_OK or not a status, or the message is too long or not UTF-8. */
+ * requests of peers) and all that ask for it later, until tl_worker_end_step. The 1,024 steps that were aborted last
+ * are remembered. Errors: TL_INVALID_ARGUMENT: status is TL_OK or not a status, or the message is too long or not
+ * UTF-8. */
 TL_API enum tl_status tl_worker_abort_step(struct tl_worker *worker, uint64_t step, enum tl_status status,
                                            const char *message, struct tl_error *ret_error) TL_MUST_USE;
 
