@@ -45,8 +45,9 @@ struct tl_output_file {
     bool is_replacing; /* a file whose owner, group and permissions these are: */
     uid_t owner;
     gid_t group;
-    mode_t mode;
-    void *acl; /* [acl_bytes]; NULL: none */
+    mode_t mode;     /* at the end, also when no file is replaced */
+    bool is_widened; /* the user got permissions for a while that mode may lack */
+    void *acl;       /* [acl_bytes]; NULL: none */
     size_t acl_bytes;
     struct tl_fault_range *range;
 };
@@ -122,6 +123,18 @@ static enum tl_status allocate_and_map(struct tl_output_file *file, int fd, stru
     return tl_fault_range_add(data, file->len_bytes, PROT_READ | PROT_WRITE, true, &file->range, ret_error);
 }
 
+/* The umask may take the user's own permissions away, which are needed until the file is synced. Where they cannot be
+ * set, opening the file again shows whether they matter. */
+static void let_user_open(struct tl_output_file *file, int fd)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0) return;
+    mode_t mode = info.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO);
+    if (!file->is_replacing) file->mode = mode;
+    if ((mode & (S_IRUSR | S_IWUSR)) != (S_IRUSR | S_IWUSR))
+        file->is_widened = fchmod(fd, mode | S_IRUSR | S_IWUSR) == 0;
+}
+
 enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, const struct tl_replaced_file *replaced,
                                      struct tl_output_file **ret_file, struct tl_error *ret_error)
 {
@@ -152,6 +165,7 @@ enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, const
         destroy(file);
         return status;
     }
+    let_user_open(file, fd);
     enum tl_status status = allocate_and_map(file, fd, ret_error);
     close(fd);
     if (status != TL_OK) {
@@ -256,7 +270,11 @@ enum tl_status tl_output_file_sync(const struct tl_output_file *file, struct tl_
     int error_number = 0;
     int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0 || msync(file->data, file->len_bytes, MS_SYNC) != 0) error_number = errno;
-    if (error_number == 0 && file->is_replacing) error_number = take_over_mode(file, fd);
+    if (error_number == 0 && file->is_replacing) {
+        error_number = take_over_mode(file, fd);
+    } else if (error_number == 0 && file->is_widened && fchmod(fd, file->mode) != 0) {
+        error_number = errno;
+    }
     int sync_error = fd < 0 ? 0 : sync_and_close(fd);
     if (error_number == 0) error_number = sync_error;
     if (error_number != 0) return tl_error_set_errno(ret_error, error_number, "cannot sync %s", file->path);

@@ -31,7 +31,8 @@ void tl_replaced_file_fini(struct tl_replaced_file *replaced);
 
 /* Creates a new file at path of len_bytes > 0, all zeros, and maps it. With replaced (NULL: no file) only this user may
  * open it until it is synced; then it gets the permissions of that file, its ACL included, and its owner and group if
- * the process may set them. Its disk space is allocated and stays so until
+ * the process may set them. Permissions that the umask takes away from this user are taken away when it is synced. Its
+ * disk space is allocated and stays so until
  * tl_output_file_give_back_space: other files find only what is left. Starts with one reference.
  * Errors: as tl_error_set_errno; TL_ALREADY_EXISTS: path exists. TL_RESOURCE_EXHAUSTED: the disk is full or a limit is
  * too low, with the bytes that were needed. Nothing is left behind. */
@@ -54,7 +55,7 @@ const char *tl_output_file_path(const struct tl_output_file *file);
  * written through the mapping. */
 enum tl_status tl_output_file_check(const struct tl_output_file *file, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Makes the contents durable, and sets the permissions of a file that replaces another, where the file system can.
+/* Makes the contents durable, and sets the permissions that the file has at the end, where the file system can.
  * Errors: as tl_error_set_errno; of tl_output_file_check. Blocks: yes. */
 enum tl_status tl_output_file_sync(const struct tl_output_file *file, struct tl_error *ret_error) TL_MUST_USE;
 

@@ -9,11 +9,14 @@
  * The caller's stop is such a failure: it is asked between files, so that an interrupt does not wait for thousands.
  * A tensor that is still held keeps its mapping, not the name: a late write lands in a file without a name. If the
  * folder cannot be synced after the rename, the target is there and commit says that it may not outlast a crash.
+ *
+ * The umask may take the user's own permissions away. Folders have them until the target has its name.
  */
 #include "tensor/tensor_writer.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fts.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -37,7 +40,8 @@ struct tl_tensor_writer {
     char *folder_path; /* where the target is */
     char *temporary_path;
     bool is_folder;
-    bool has_folder; /* is_folder, and the temporary one exists */
+    bool has_folder;    /* is_folder, and the temporary one exists */
+    mode_t folder_mode; /* each folder has it at the end */
     bool is_committed;
     bool is_replacing;                /* a file that is there, */
     struct tl_replaced_file replaced; /* which was this */
@@ -158,6 +162,22 @@ static enum tl_status check_folder(const struct tl_tensor_writer *writer, struct
                         writer->target_path, writer->folder_path);
 }
 
+/* Makes a folder in which this user may do everything, whatever the umask is. Returns false with an errno, or true with
+ * the mode that the umask leaves. */
+static bool make_folder(const char *path, mode_t *ret_mode)
+{
+    struct stat info;
+    if (mkdir(path, 0777) != 0) return false;
+    bool is_open = stat(path, &info) == 0;
+    *ret_mode = is_open ? info.st_mode & 07777 : 0;
+    if (is_open && (*ret_mode & S_IRWXU) != S_IRWXU) is_open = chmod(path, *ret_mode | S_IRWXU) == 0;
+    if (is_open) return true;
+    int error_number = errno;
+    rmdir(path);
+    errno = error_number;
+    return false;
+}
+
 enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_folder, const struct tl_writer_stop *stop,
                                       struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
 {
@@ -178,7 +198,7 @@ enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_fo
     if (status == TL_OK) status = check_folder(writer, ret_error);
     if (status != TL_OK) goto fail;
     if (is_folder) {
-        if (mkdir(writer->temporary_path, 0777) != 0) {
+        if (!make_folder(writer->temporary_path, &writer->folder_mode)) {
             status = tl_error_set_errno(ret_error, errno, "cannot create the folder %s", writer->temporary_path);
             goto fail;
         }
@@ -199,7 +219,8 @@ static enum tl_status make_folders(const struct tl_tensor_writer *writer, char *
     while ((slash = strchr(slash + 1, '/')) != NULL) {
         *slash = '\0';
         enum tl_status status = TL_OK;
-        if (mkdir(path, 0777) != 0 && errno != EEXIST)
+        mode_t mode;
+        if (!make_folder(path, &mode) && errno != EEXIST)
             status = tl_error_set_errno(ret_error, errno, "cannot create the folder %s", path);
         *slash = '/';
         if (status != TL_OK) return status;
@@ -349,6 +370,22 @@ static int rename_temporary(const struct tl_tensor_writer *writer)
     return rename(from, to);
 }
 
+/* Takes away from each folder of the target what the umask forbids its user, the innermost first. */
+static enum tl_status restrict_folders(const struct tl_tensor_writer *writer, struct tl_error *ret_error)
+{
+    char *const paths[] = {writer->target_path, NULL};
+    if (!writer->is_folder || (writer->folder_mode & S_IRWXU) == S_IRWXU) return TL_OK;
+    FTS *tree = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
+    bool is_done = tree != NULL;
+    for (FTSENT *entry; is_done && (entry = fts_read(tree)) != NULL;)
+        if (entry->fts_info == FTS_DP) is_done = chmod(entry->fts_path, writer->folder_mode) == 0;
+    int error_number = errno;
+    if (tree) fts_close(tree);
+    if (is_done) return TL_OK;
+    return tl_error_set_errno(ret_error, error_number,
+                              "%s is complete, but the permissions of its folders cannot be set", writer->target_path);
+}
+
 enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct tl_error *ret_error)
 {
     enum tl_status status = TL_OK;
@@ -371,6 +408,8 @@ enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct t
         return tl_error_set_errno(ret_error, errno, "cannot rename %s to %s", writer->temporary_path,
                                   writer->target_path);
     writer->is_committed = true;
+    status = restrict_folders(writer, ret_error);
+    if (status != TL_OK) return status;
     status = tl_folder_sync(writer->folder_path, ret_error);
     if (status != TL_OK)
         tl_error_prefix(ret_error, "%s is complete but may not outlast a crash: ", writer->target_path);

@@ -3,6 +3,7 @@
 """tensorlane pull: into safetensors and npy, with patterns, verified; and failures, which must leave nothing behind."""
 import json
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -104,6 +105,26 @@ class PullCase(cli_support.Case):
 
 
 class Pull(PullCase):
+    def test_umask_forbids_the_user_what_it_writes(self):
+        options = {}
+        cluster = self.serve({"a/b": ("F32", (8,), bytes(32))})
+        if os.geteuid() == 0:  # Permissions do not bind root.
+            options = {"user": 65534, "group": 65534, "extra_groups": []}
+            for path in (self.folder, self.folder / "output"):
+                os.chown(path, 65534, 65534)
+            try:
+                run("--version", **options)
+            except PermissionError:
+                self.skipTest("the user 65534 cannot run the program")
+        for umask in (0o277, 0o200, 0o400, 0o777):
+            for name in (f"{umask:o}.safetensors", f"{umask:o}/"):
+                with self.subTest(name=name):
+                    self.assert_run(0, "pull", "--address", cluster.address(), "-o", f"{self.out()}-{name}",
+                                    umask=umask, **options)
+                    path = pathlib.Path(f"{self.out()}-{name}")
+                    self.assertEqual(path.stat().st_mode & 0o777, (0o777 if path.is_dir() else 0o666) & ~umask)
+                    path.chmod(0o700)
+
     def test_everything(self):
         cluster = self.serve()
         result = self.assert_run(0, "pull", *self.target, "-o", self.out())

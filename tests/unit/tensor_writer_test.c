@@ -168,6 +168,78 @@ START_TEST(file_is_replaced)
 }
 END_TEST
 
+static void check_mode(const char *path, mode_t expected)
+{
+    struct stat info;
+    ck_assert_int_eq(stat(path, &info), 0);
+    ck_assert_msg((info.st_mode & 0777) == expected, "%s has mode %o", path, info.st_mode & 0777);
+}
+
+static const mode_t umasks[] = {0277, 0200, 0400, 0777, 0077};
+
+/* Permissions bind no root, so that it is another user for the test. */
+static void begin_as_user(mode_t mask)
+{
+    if (geteuid() == 0) {
+        ck_assert_int_eq(chown(temp_folder, 65534, 65534), 0);
+        ck_assert_int_eq(seteuid(65534), 0);
+    }
+    umask(mask);
+}
+
+static void commit_as_user(void)
+{
+    fill(0, "abcd");
+    fill(1, "ef");
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    destroy();
+    if (getuid() == 0) ck_assert_int_eq(seteuid(0), 0);
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 1);
+}
+
+START_TEST(umask_forbids_the_user_its_file)
+{
+    begin_as_user(umasks[_i]);
+    ck_assert_msg(start(temp_path("out"), false) == TL_OK, "%s", error.message);
+    commit_as_user();
+    check_mode(temp_path("out"), 0666 & ~umasks[_i]);
+}
+END_TEST
+
+START_TEST(umask_forbids_the_user_the_file_that_replaces_one)
+{
+    begin_as_user(0077);
+    temp_write(temp_path("out"), "old", 3);
+    umask(umasks[_i]);
+    ck_assert_msg(start(temp_path("out"), false) == TL_OK, "%s", error.message);
+    commit_as_user();
+    check_mode(temp_path("out"), 0600);
+    check_content(temp_path("out"), "abcdef");
+}
+END_TEST
+
+START_TEST(umask_forbids_the_user_its_folders)
+{
+    static const char *const names[] = {"b", "x/y/a"}, *const folders[] = {"out", "out/x", "out/x/y"};
+    struct tl_output_file *file;
+    begin_as_user(umasks[_i]);
+    ck_assert_msg(tl_tensor_writer_start(temp_path("out"), 2, true, NULL, &writer, &error) == TL_OK, "%s",
+                  error.message);
+    for (size_t i = 0; i < 2; i++) {
+        ck_assert_msg(tl_tensor_writer_add_file(writer, names[i], 6, &file, &error) == TL_OK, "%s", error.message);
+        ck_assert_int_eq(tl_tensor_writer_add_tensor(writer, i, &slots[i], file, 0, &error), TL_OK);
+    }
+    ck_assert_int_eq(tl_tensor_writer_give_back_space(writer, &error), TL_OK);
+    commit_as_user();
+    for (size_t i = 0; i < 3; i++) {
+        check_mode(temp_path(folders[i]), 0777 & ~umasks[_i]);
+        ck_assert_int_eq(chmod(temp_path(folders[i]), 0700), 0);
+    }
+    check_mode(temp_path("out/b"), 0666 & ~umasks[_i]);
+    check_mode(temp_path("out/x/y/a"), 0666 & ~umasks[_i]);
+}
+END_TEST
+
 /* The owner may read and write, the user 1234 may read, through the mask; all others may nothing. */
 START_TEST(acl_of_a_file_that_is_replaced)
 {
@@ -467,6 +539,9 @@ int main(void)
     tcase_add_test(tcase, folder);
     tcase_add_test(tcase, nothing_is_left_without_commit);
     tcase_add_test(tcase, file_is_replaced);
+    tcase_add_loop_test(tcase, umask_forbids_the_user_its_file, 0, 5);
+    tcase_add_loop_test(tcase, umask_forbids_the_user_the_file_that_replaces_one, 0, 5);
+    tcase_add_loop_test(tcase, umask_forbids_the_user_its_folders, 0, 5);
     tcase_add_test(tcase, acl_of_a_file_that_is_replaced);
     tcase_add_test(tcase, link_to_nothing_is_replaced);
     tcase_add_loop_test(tcase, link_is_changed_while_it_is_followed, 0, 2);
