@@ -22,6 +22,8 @@ GROUP_BYTES = 64 << 20
 def _values_of(state):
     """Returns the tensors of a module or mapping by name, those of torch without their gradients."""
     items = state.state_dict() if hasattr(state, "state_dict") else state
+    if not hasattr(items, "items"):
+        raise TypeError(f"a state dict is a module or a mapping of names to tensors, not {type(items).__name__}")
     return {name: value.detach() if hasattr(value, "detach") else value for name, value in items.items()}
 
 
@@ -30,9 +32,12 @@ def _memory_of(tensor):
     return tensor.__dlpack_device__(), tensor._address, tensor.dtype, tensor.shape
 
 
-def _key_of(prefix, name):
-    """Returns the key of a tensor. Raises an error for one that cannot be published; nothing has been by then."""
-    key = f"{prefix}/{name}"
+def _check_key(key):
+    """Raises an error for one that cannot be published; nothing has been by then. Returns the key."""
+    if not isinstance(key, str):
+        raise TypeError(f"a prefix must be a str, not {key!r}")
+    if not key:
+        raise InvalidArgument("the prefix is empty")
     if len(key.encode()) > MAX_KEY_BYTES or "\0" in key:
         raise InvalidArgument(f"the key {key[:40]!r}... has a NUL or more than {MAX_KEY_BYTES} bytes")
     return key
@@ -40,6 +45,7 @@ def _key_of(prefix, name):
 
 def prepare(state, prefix, copies):
     """Returns [(key, tensor)] to publish, the index last."""
+    _check_key(prefix)
     keys, index, items = {}, {}, []
     for name, value in _values_of(state).items():
         if not isinstance(name, str):
@@ -49,7 +55,7 @@ def prepare(state, prefix, copies):
         tensor = wrap(value)
         memory = _memory_of(tensor) if tensor.nbytes else name
         if memory not in keys:
-            keys[memory] = _key_of(prefix, name)
+            keys[memory] = _check_key(f"{prefix}/{name}")
             items.append((keys[memory], copy(tensor) if copies else tensor))
         index[name] = {"key": keys[memory], "dtype": tensor.dtype, "shape": tensor.shape}
     return [*items, (prefix, json.dumps(index).encode())]

@@ -78,6 +78,20 @@ class StateDicts(WorkersCase):
         self.assertEqual(step, 3)
         self.assert_is(model, 3)
 
+    def test_prefixes_that_are_no_keys(self):
+        """Nothing is published under them."""
+        for prefix, error in (("", tensorlane.InvalidArgument), (3, TypeError),
+                              ("p" * 513, tensorlane.InvalidArgument)):
+            with self.subTest(prefix=prefix), self.assertRaises(error):
+                self.owner.publish_state_dict({"a": numpy.zeros(4)}, prefix=prefix)
+        self.assertEqual(self.owner.counters()["published_tensors"], 0)
+
+    def test_values_that_are_no_mapping(self):
+        for call in (lambda: self.owner.publish_state_dict([numpy.zeros(4)]),
+                     lambda: self.asker.pull_state_dict_wait(self.peer, into=[numpy.zeros(4)])):
+            with self.assertRaisesRegex(TypeError, "a module or a mapping"):
+                call()
+
     def test_what_is_no_state_dict(self):
         for index in (b"{", b"[]", b"\xff", b'{"a": 5}', b'{"a": {"key": 5, "dtype": "F32", "shape": []}}'):
             self.owner.publish("model", index)
