@@ -164,8 +164,8 @@ bool py_core_check(struct py_core *core)
         PyErr_SetString(PyExc_RuntimeError, "the worker has not been opened");
     } else if (py_module_is_forked(core->module)) {
         py_raise_text(core->module, TL_FAILED_PRECONDITION,
-                      "the worker belongs to the process that this one was forked from; open workers after fork, or "
-                      "start processes with the method \"spawn\"");
+                      "the worker belongs to the process that this one was forked from; fork before the first worker "
+                      "is opened, or start processes with the method \"spawn\"");
     } else if (core->is_closing) {
         py_raise_text(core->module, TL_FAILED_PRECONDITION, "the worker is closed");
     } else {

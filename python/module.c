@@ -182,6 +182,13 @@ static PyObject *module_docstrings(PyObject *self, PyObject *unused)
     return list;
 }
 
+/* Whether this process can open no worker, because it was forked from one that had opened one. */
+static PyObject *module_is_forked(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(py_module_is_forked(PyModule_GetState(self)));
+}
+
 static PyMethodDef functions[] = {
     {"empty", (PyCFunction)(void (*)(void))module_empty, METH_VARARGS | METH_KEYWORDS, DOC_empty},
     {"wrap", module_wrap, METH_O, DOC_wrap},
@@ -191,6 +198,7 @@ static PyMethodDef functions[] = {
     {"_index_remove", py_index_remove, METH_VARARGS, NULL},
     {"_index_read", py_index_read, METH_VARARGS, NULL},
     {"_docstrings", module_docstrings, METH_NOARGS, NULL},
+    {"_is_forked", module_is_forked, METH_NOARGS, NULL},
     {"_stop", module_stop, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

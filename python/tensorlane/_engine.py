@@ -64,7 +64,7 @@ class Endpoint:
         with self._lock:
             if self._worker is None:
                 config = self._config or os.environ.get(SETTINGS) or {"log": {"level": "warn"}}
-                self._worker = Worker(config, address=self._address or self._any_port())
+                self._worker = Worker(config, address=self._any_port() if self._address is None else self._address)
                 self._logger.info("tensorlane listens at %s", self._worker.address)
             return self._worker
 

@@ -56,8 +56,8 @@ REST_SEC = 2
 MAP_SEC = 2
 # A client that closes tells its owner, which would take it for lost otherwise, and waits for that so long at most.
 CLOSE_SEC = 1
-FORKED = ("the client belongs to the process that this one was forked from; make clients after fork, or start "
-          "processes with the method \"spawn\"")
+FORKED = ("this process was forked from one that had a worker or client; fork before the first worker or client is "
+          "made, or start processes with the method \"spawn\"")
 MAX_CLIENTS = 256
 # Memory of a client in which the owner finds what it sets. It is used as far as sets need it.
 STAGE_BYTES = 32 << 20
@@ -388,8 +388,12 @@ class Owner:
                  timeout: float = 10) -> None:
         self._endpoint = _engine.Endpoint(None, _logger, address, config)
         self.worker = self._endpoint.worker
-        self.worker.publish("kv/page", empty((PAGE_BYTES,), "U8", shared=True))
-        self.blocks = Blocks(self.worker, limit, ttl)
+        try:
+            self.worker.publish("kv/page", empty((PAGE_BYTES,), "U8", shared=True))
+            self.blocks = Blocks(self.worker, limit, ttl)
+        except BaseException:
+            self.worker.close(0)
+            raise
         self._timeout = timeout
         self._clients = {}
 
@@ -574,7 +578,8 @@ class Client:
     address: of the owner. timeout: seconds for each call, after which blocks count as not there. host: the address of
     this machine at which the owner receives what is set; None: that from which the owner is reached. logger: that of
     the engine which has the client. Nothing is connected before the first call. Raises ValueError: the address has not
-    the form HOST:PORT.
+    the form HOST:PORT, or timeout is no time. TypeError: it is no number. FailedPrecondition: this process was forked
+    from one that had opened a worker.
     """
 
     _is_closed = True  # until it is made
@@ -583,9 +588,13 @@ class Client:
                  logger: logging.Logger = _logger) -> None:
         if not re.fullmatch(r".+:\d+", address):
             raise ValueError(f"the address of an owner has the form HOST:PORT, which {address!r} has not")
+        if not float(timeout) >= 0:
+            raise ValueError(f"timeout is in seconds, at least 0, and not {timeout!r}")
+        if _tensorlane._is_forked():
+            raise FailedPrecondition(FORKED)
         self._owner = address
         self._logger = logger
-        self._timeout = timeout
+        self._timeout = float(timeout)
         self._name = uuid.uuid4().hex
         self._host = host
         self._endpoint = _engine.Endpoint(lambda: self._host, logger)
@@ -1111,6 +1120,29 @@ def _seconds(text):
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, such as 3600")
 
 
+def _say_ready(parser, address):
+    try:
+        print(f"ready at {address}", flush=True)
+    except OSError as error:
+        # The interpreter would try again at its end what could not be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        parser.exit(1, f"{parser.prog}: cannot write to standard output: {error}\n")
+
+
+async def _serve_until_told(owner):
+    """Serves until SIGTERM or Ctrl-C."""
+    loop, serving = asyncio.get_running_loop(), asyncio.current_task()
+
+    def end(*_):
+        with contextlib.suppress(RuntimeError):  # The loop is closed already, and the worker closes.
+            loop.call_soon_threadsafe(serving.cancel)
+
+    # An exception that the handler raised would end whichever task runs.
+    signal.signal(signal.SIGTERM, end)
+    with contextlib.suppress(asyncio.CancelledError):
+        await owner.run()
+
+
 def main() -> None:
     """The program of an owner: python -m tensorlane.kv --help."""
     parser = argparse.ArgumentParser(prog="python -m tensorlane.kv", description="Owns a cache of blocks.")
@@ -1126,8 +1158,8 @@ def main() -> None:
     except (Error, OSError, MemoryError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     try:
-        print(f"ready at {owner.address}", flush=True)
-        asyncio.run(owner.run())
+        _say_ready(parser, owner.address)
+        asyncio.run(_serve_until_told(owner))
     except KeyboardInterrupt:
         pass
     finally:

@@ -186,6 +186,32 @@ class Program(Owned):
             self.assertEqual(self.owner.wait(PATIENCE), 0)
             self.start(self.address)
 
+    def test_it_ends_by_a_signal_while_it_serves(self):
+        """A second signal changes nothing."""
+        stop = threading.Event()
+        self.addCleanup(stop.set)
+
+        def load():
+            cache, keys = self.client(timeout=1), [f"k{number}" for number in range(2000)]
+            while not stop.is_set():
+                cache.set(keys, [b"small"] * len(keys))
+
+        threads = [threading.Thread(target=load) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: self.cache.describe().get("stored", 0) > 10000, "blocks are stored")
+        for _ in range(2):
+            self.owner.send_signal(signal.SIGTERM)
+        code = self.owner.wait(PATIENCE)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        self.log.seek(0)
+        said = self.log.read()
+        self.assertNotIn("Traceback", said)
+        self.assertNotIn("never retrieved", said)
+        self.assertEqual(code, 0)
+
     def test_a_limit_that_is_too_large(self):
         result = subprocess.run([sys.executable, "-m", "tensorlane.kv", "--address", "127.0.0.1:0", "--limit",
                                  "10000000TiB"], text=True, capture_output=True, check=False,
@@ -204,12 +230,23 @@ class Program(Owned):
     def test_what_keeps_it_from_starting(self):
         nowhere = str(pathlib.Path(tempfile.gettempdir()) / "nowhere.json")
         for options, pattern in ((["--address", self.address], "another process uses the address"),
+                                 (["--address", ""], "address"),
                                  (["--address", "127.0.0.1:0", "--settings", nowhere], "nowhere.json")):
             result = subprocess.run([sys.executable, "-m", "tensorlane.kv", "--limit", "1MiB", *options], text=True,
                                     capture_output=True, env={**os.environ, "PYTHONPATH": str(PACKAGES)}, check=False)
             self.assertEqual(result.returncode, 1)
             self.assertRegex(result.stderr.splitlines()[-1], f"^python -m tensorlane.kv: .*{pattern}")
             self.assertNotIn("Traceback", result.stderr)
+
+    def test_a_standard_output_that_is_full(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            result = subprocess.run([sys.executable, "-m", "tensorlane.kv", "--address", "127.0.0.1:0", "--limit",
+                                     "1MiB"], text=True, stdout=full, stderr=subprocess.PIPE, check=False,
+                                    env={**os.environ, "PYTHONPATH": str(PACKAGES)}, timeout=PATIENCE)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("python -m tensorlane.kv: cannot write to standard output: ", result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+        self.assertNotIn("Exception", result.stderr)
 
 
 class Index(Owned):
@@ -841,6 +878,57 @@ class Failures(Owned):
             return now["used_bytes"] == now["blocks"] * BLOCK
         wait_until(is_given_back, "what was under way is given back")
         self.assertEqual(self.get(["first"]), [b"x" * BLOCK])
+
+    def test_an_owner_that_cannot_be_made_leaves_its_address(self):
+        """Also while its error is kept."""
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+        kept = None
+        try:
+            kv.Owner(address, 1 << 62, config={"log": {"level": "error"}})
+        except tensorlane.ResourceExhausted as error:
+            kept = error
+        kv.Owner(address, 1000, config={"log": {"level": "error"}}).worker.close()
+        self.assertIsNotNone(kept)
+
+    def test_timeouts_that_are_none(self):
+        for timeout, error in (("x", ValueError), (None, TypeError), (-1, ValueError), (float("nan"), ValueError)):
+            with self.subTest(timeout=timeout), self.assertRaises(error):
+                self.client(timeout=timeout)
+
+    @without_address_sanitizer
+    def test_clients_made_in_a_forked_child(self):
+        """They work where no worker was open before, and otherwise say what to do."""
+        out = run_script("""
+            import os, sys
+            import tensorlane
+            from tensorlane import kv
+
+            def in_child(call):
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        call()
+                    finally:
+                        os._exit(0)
+                os.waitpid(pid, 0)
+
+            def use():
+                with kv.Client("127.0.0.1:1", timeout=1) as client:
+                    print(client.exists(["a"]), flush=True)
+
+            def refuse():
+                try:
+                    kv.Client("127.0.0.1:1")
+                except tensorlane.FailedPrecondition as error:
+                    print(error, flush=True)
+
+            in_child(use)
+            with kv.Client("127.0.0.1:1", timeout=1) as client:
+                client.exists(["a"])
+            in_child(refuse)
+            """, prologue="").splitlines()
+        self.assertEqual(out[0], "[False]")
+        self.assertRegex(out[1], "fork before the first worker or client is made, or start processes with the method")
 
     @without_address_sanitizer
     def test_fork(self):
