@@ -95,7 +95,7 @@ bool tl_added_peer_knows(struct tl_peer *peer, const struct tl_identity *who, st
     }
     if (added->wanted_incarnation != 0 && who->incarnation != added->wanted_incarnation) {
         tl_error_set(ret_error, TL_UNAVAILABLE,
-                     "the process with incarnation %016" PRIx64 " at %s is gone: %s with incarnation %016" PRIx64
+                     "the process with incarnation 0x%016" PRIx64 " at %s is gone: %s with incarnation 0x%016" PRIx64
                      " answers there; add it as another peer",
                      added->wanted_incarnation, peer->address, who->name, who->incarnation);
         lose(peer, ret_error);
@@ -154,10 +154,11 @@ static bool find_known(struct add_command *add)
         bool is_same_address = strcmp(peer->address, add->address) == 0;
         if (!is_same_name && !(is_same_address && add->name[0] == '\0')) continue;
         if (peer->is_self && is_same_address && add->incarnation != 0 && add->incarnation != peer->incarnation) {
-            add->status = tl_error_set(add->ret_error, TL_UNAVAILABLE,
-                                       "the process with incarnation %016" PRIx64 " at %s is gone: this worker itself, "
-                                       "with incarnation %016" PRIx64 ", answers there",
-                                       add->incarnation, peer->address, peer->incarnation);
+            add->status =
+                tl_error_set(add->ret_error, TL_UNAVAILABLE,
+                             "the process with incarnation 0x%016" PRIx64 " at %s is gone: this worker itself, "
+                             "with incarnation 0x%016" PRIx64 ", answers there",
+                             add->incarnation, peer->address, peer->incarnation);
             return true;
         }
         if (is_same_address && is_same_process(peer, add)) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Peers that no file names: workers that belong to no cluster, find each other at run time, and are removed again. */
 #include <check.h>
+#include <inttypes.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -383,6 +384,8 @@ static void expect_gone(struct tl_worker *asker, tl_peer_id peer)
 
 START_TEST(another_process_is_not_taken_for_the_one_that_is_meant)
 {
+    char text[64];
+    tl_peer_id none;
     struct tl_worker *owner = open_any(), *asker = open_any();
     publish(owner, "weights", 1);
     tl_peer_id right = add(asker, tl_worker_address(owner), NULL, tl_worker_incarnation(owner));
@@ -391,6 +394,12 @@ START_TEST(another_process_is_not_taken_for_the_one_that_is_meant)
     expect_received(asker, right, "weights", 1);
     expect_gone(asker, wrong);
     expect_gone(asker, wrong);
+    snprintf(text, sizeof(text), "incarnation 0x%016" PRIx64 " at ", tl_worker_incarnation(owner) + 1);
+    ck_assert_msg(strstr(error.message, text) != NULL, "%s", error.message);
+    snprintf(text, sizeof(text), "incarnation 0x%016" PRIx64 " answers", tl_worker_incarnation(owner));
+    ck_assert_msg(strstr(error.message, text) != NULL, "%s", error.message);
+    ck_assert_int_eq(tl_worker_add_peer(asker, tl_worker_address(asker), NULL, 7, &none, &error), TL_UNAVAILABLE);
+    ck_assert_msg(strstr(error.message, "incarnation 0x0000000000000007 at") != NULL, "%s", error.message);
     ck_assert_int_eq(tl_worker_wait_for_peers(asker, &wrong, 1, 0, CLUSTER_LONG, &error), TL_UNAVAILABLE);
     const tl_peer_id both[] = {wrong, right};
     ck_assert_int_eq(tl_worker_wait_for_peers(asker, both, 2, 1, CLUSTER_LONG, &error), TL_OK);
