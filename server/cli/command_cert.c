@@ -124,6 +124,8 @@ int tl_command_cert(int argc, char **argv)
     /* Keys must not lie in a core file. */
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
     int code = tl_options_parse(&options, argc, argv, &first);
+    if (code < 0 && (flags.days == 0 || flags.days > TL_ISSUE_MAX_DAYS))
+        code = tl_options_refuse(&options, "--days %u: not a number from 1 to %d", flags.days, TL_ISSUE_MAX_DAYS);
     if (code < 0) code = run(&flags, &options, argc - first, argv + first);
     tl_texts_fini(&flags.names);
     tl_texts_fini(&flags.hosts);

@@ -265,6 +265,9 @@ static int choose_format(struct tl_pull *pull, char *output, const struct tl_opt
         return tl_options_refuse(options, "-o %s: a folder; name a file, or use --format npy", output);
     while (len > 1 && output[len - 1] == '/')
         output[--len] = '\0';
+    const char *slash = strrchr(output, '/'), *name = slash ? slash + 1 : output;
+    if (*name == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return tl_options_refuse(options, "-o %s: it does not end in the name of a file or folder to write", output);
     pull->output = output;
     return -1;
 }

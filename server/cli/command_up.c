@@ -27,6 +27,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "server/cli/command.h"
 #include "server/cli/options.h"
@@ -327,6 +328,18 @@ static bool can_be_read_once(const char *path)
     return strcmp(path, "-") == 0 || (stat(path, &status) == 0 && !S_ISREG(status.st_mode));
 }
 
+/* The workers would refuse it, after some had started. -1, or the exit code. */
+static int check_log(const struct tl_up_launch *launch, const struct tl_options *options)
+{
+    enum tl_log_level level;
+    const char *format = launch->log_format;
+    if (launch->log_level && !tl_log_parse_level(launch->log_level, &level))
+        return tl_options_refuse(options, "--log-level %s: there are error, warn, info and debug", launch->log_level);
+    if (format && strcmp(format, "json") != 0 && strcmp(format, "key-value") != 0)
+        return tl_options_refuse(options, "--log-format %s: there are key-value and json", format);
+    return -1;
+}
+
 int tl_command_up(int argc, char **argv)
 {
     struct up up = {.ready_ns = DEFAULT_READY_NS, .notify_fd = -1, .signal_fd = -1, .due_ns = TL_TIME_NEVER};
@@ -357,6 +370,7 @@ int tl_command_up(int argc, char **argv)
     if (code < 0 && up.launch.config_path && can_be_read_once(up.launch.config_path))
         code = tl_options_refuse(&options, "--config %s: every worker reads the file by itself, so it must be one",
                                  up.launch.config_path);
+    if (code < 0) code = check_log(&up.launch, &options);
     if (code < 0) code = run(&up);
     if (up.notify_fd >= 0) close(up.notify_fd);
     if (up.signal_fd >= 0) close(up.signal_fd);

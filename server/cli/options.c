@@ -219,10 +219,15 @@ static int refuse_unknown(const struct tl_options *options, const char *argument
     return tl_options_refuse(options, "unknown flag %s; did you mean --%s?", argument, nearest);
 }
 
-/* Handles what getopt returned; -1 to go on, or the exit code. */
-static int take(const struct tl_options *options, int found, int argc, char **argv)
+/* Handles what getopt returned, and before that last_closure, the character of a short flag or 0; -1 to go on, or the
+ * exit code. */
+static int take(const struct tl_options *options, int found, int last_closure, int argc, char **argv)
 {
     char closure[3] = {'-', (char)optopt, '\0'};
+    const struct tl_option *last = found == '?' && optopt == '=' ? find_closure(options, last_closure) : NULL;
+    if (last)
+        return tl_options_refuse(options, "-%c=: a short flag has no value; write -%c, or --%s=true or --%s=false",
+                                 last_closure, last_closure, last->name, last->name);
     if (found == HELP_VALUE || found == 'h') return print_help(options);
     if (found == '?' && optopt > 0 && optopt < FIRST_VALUE) return refuse_unknown(options, closure);
     if (found == '?') return refuse_unknown(options, argv[optind - 1]);
@@ -236,6 +241,10 @@ static int take(const struct tl_options *options, int found, int argc, char **ar
     }
     const struct tl_option *item =
         found >= FIRST_VALUE ? &options->items[found - FIRST_VALUE] : find_closure(options, found);
+    /* With getopt, the value of -o=x would be "=x". */
+    if (found < FIRST_VALUE && optarg && optarg[0] == '=' && optarg != argv[optind - 1])
+        return tl_options_refuse(options, "-%c%s: write -%c %s or --%s%s", found, optarg, found, optarg + 1, item->name,
+                                 optarg);
     return store(options, item, optarg, argc);
 }
 
@@ -244,14 +253,16 @@ int tl_options_parse(const struct tl_options *options, int argc, char **argv, in
     struct parser parser;
     build_parser(options, &parser);
     unsetenv("POSIXLY_CORRECT"); /* with it, getopt takes no flags behind other arguments */
+    int last_closure = 0;
     opterr = 0;
     optind = 0; /* starts anew */
     for (;;) {
         int found = options->is_single_dash ? getopt_long_only(argc, argv, parser.closures, parser.longs, NULL)
                                             : getopt_long(argc, argv, parser.closures, parser.longs, NULL);
         if (found == -1) break;
-        int code = take(options, found, argc, argv);
+        int code = take(options, found, last_closure, argc, argv);
         if (code >= 0) return code;
+        last_closure = found < FIRST_VALUE ? found : 0;
     }
     *ret_first = optind;
     return -1;

@@ -105,6 +105,15 @@ class PullCase(cli_support.Case):
 
 
 class Pull(PullCase):
+    def test_outputs_that_have_no_name(self):
+        """They are refused before anything is asked."""
+        for path in ("./", "/", "q/..", "q/../"):
+            with self.subTest(path=path):
+                self.assert_error(2, f"-o {path.rstrip('/') or '/'}: it does not end in the name", "pull", "--address",
+                                  "127.0.0.1:9", "--format", "npy", "-o", path)
+        self.assert_error(2, "-o=x: write -o x or --output=x", "pull", "--address", "127.0.0.1:9", "-o=x")
+        self.assert_error(2, "-q=: .*--quiet=", "pull", "--address", "127.0.0.1:9", "-o", "x", "-q=true")
+
     def test_umask_forbids_the_user_what_it_writes(self):
         options = {}
         cluster = self.serve({"a/b": ("F32", (8,), bytes(32))})

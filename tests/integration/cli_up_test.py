@@ -244,6 +244,13 @@ class Up(TlsCase):
         launcher.await_line("TF_CONFIG: 1 of 1 workers run here")
         self.assertEqual(launcher.stop(), 0)
 
+    def test_flags_for_the_workers_that_are_wrong(self):
+        """Nothing is started."""
+        cluster = self.cluster(ps=1)
+        for flag, value in (("--log-level", "debugg"), ("--log-format", "xml")):
+            result = self.assert_error(2, f"{flag} {value}: there are ", "up", "--config", cluster.path, flag, value)
+            self.assertNotIn("ps:0", result.stderr)
+
     def test_flags_reach_the_workers(self):
         launcher = self.up(self.cluster(ps=1), "--log-format", "json", "--log-level", "error")
         self.assertRegex(launcher.output, r'(?m)^\{"task":"/job:ps/task:0","ts":.*"msg":"worker ready"')

@@ -149,6 +149,21 @@ START_TEST(unknown_flags_are_refused)
 }
 END_TEST
 
+START_TEST(short_flags_take_no_equals_sign)
+{
+    int first;
+    ck_assert_int_eq(PARSE(false, &first, "test", "-t=a", NULL), USAGE_EXIT);
+    ck_assert_int_eq(PARSE(false, &first, "test", "-e=a", NULL), USAGE_EXIT);
+    ck_assert_int_eq(PARSE(false, &first, "test", "-ft=a", NULL), USAGE_EXIT);
+    ck_assert_int_eq(PARSE(false, &first, "test", "-f=true", NULL), USAGE_EXIT);
+    ck_assert_ptr_null(values.text);
+    ck_assert_int_eq(PARSE(false, &first, "test", "-t", "=a", NULL), -1);
+    ck_assert_str_eq(values.text, "=a");
+    ck_assert_int_eq(PARSE(false, &first, "test", "-ta=b", NULL), -1);
+    ck_assert_str_eq(values.text, "a=b");
+}
+END_TEST
+
 START_TEST(missing_values_are_refused)
 {
     int first;
@@ -200,6 +215,7 @@ int main(void)
     tcase_add_test(tcase, flags_take_a_value);
     tcase_add_test(tcase, wrong_values_are_refused);
     tcase_add_test(tcase, unknown_flags_are_refused);
+    tcase_add_test(tcase, short_flags_take_no_equals_sign);
     tcase_add_test(tcase, missing_values_are_refused);
     tcase_add_test(tcase, one_dash_is_enough_where_it_is_wanted);
     tcase_add_test(tcase, refused_flags_say_so);
