@@ -312,6 +312,15 @@ static bool may_be_written_late(const struct request *request)
     return is_of_program && request->conn->engine->provider->limits.is_processor_writing;
 }
 
+/* Whether the processor of the peer, which has other receivers, would wait for a file. A helper thread of ours reads
+ * the value then, wherever it goes. */
+static bool is_read_from_file(const struct request *request)
+{
+    const struct tl_conn *conn = request->conn;
+    return request->is_file_slow && conn->engine->provider->limits.is_processor_writing &&
+           why_not_itself(request) == NULL && !conn_is_small(conn, request->placement->kept);
+}
+
 void request_prepare_memory(struct request *request)
 {
     struct request_placement *placement = request->placement;
@@ -324,6 +333,10 @@ void request_prepare_memory(struct request *request)
         return;
     }
     const char *refusal = why_not_itself(request);
+    if (is_read_from_file(request)) {
+        expose_itself(request);
+        return;
+    }
     if (!conn->engine->options.is_bounce_forced && !may_be_written_late(request) &&
         tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &placement->pin)) {
         request_handle(request, REQUEST_EVENT_READY);
@@ -331,7 +344,6 @@ void request_prepare_memory(struct request *request)
     }
     uint64_t copy_bytes = conn->engine->options.copy_bytes;
     bool is_large = tl_tensor_size_bytes(destination) > copy_bytes;
-    bool is_copied = copy_bytes > 0 && !(is_large && request->is_file_slow);
     bool has_bounce_buffer;
     placement->bounce_reason = refusal != NULL                                ? refusal
                                : conn->engine->provider->limits.needs_regions ? request_reason_small
@@ -340,7 +352,7 @@ void request_prepare_memory(struct request *request)
     if (refusal == NULL && conn_is_small(conn, destination)) {
         has_bounce_buffer = try_bounce_buffer(request, NULL, &error);
     } else {
-        has_bounce_buffer = is_copied && (refusal == NULL || (is_large && refusal == reason_runs)) &&
+        has_bounce_buffer = copy_bytes > 0 && (refusal == NULL || (is_large && refusal == reason_runs)) &&
                             (use_free_bounce_buffer(request) || (is_large && await_lap(request)));
     }
     if (!has_bounce_buffer) expose_itself(request);

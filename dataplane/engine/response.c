@@ -225,7 +225,7 @@ static bool is_file_slow(const struct response *response)
 {
     const struct tl_tensor *tensor = response->sending->offer.tensor;
     return response->conn->engine->provider->limits.is_processor_writing && !response_is_on_device(response) &&
-           !tl_tensor_is_in_runs(tensor) &&
+           !tl_tensor_is_in_runs(tensor) && !conn_is_small(response->conn, tensor) &&
            tl_mapped_file_may_wait(tl_tensor_data(tensor), tl_tensor_size_bytes(tensor));
 }
 
@@ -274,8 +274,7 @@ static void reply(struct tl_serve *serve, const struct tl_error *status, const s
                 (!response_is_on_device(response) || response_may_be_direct(response)))) {
         response_handle(response, RESPONSE_EVENT_SHOWN);
     } else if (response->expected != NULL && sending->destination.len_bytes > 0 &&
-               tl_meta_data_is_equal(meta_data, &response->expected->meta_data) &&
-               !(sending->lap_bytes > 0 && is_file_slow(response))) {
+               tl_meta_data_is_equal(meta_data, &response->expected->meta_data) && !is_file_slow(response)) {
         response_handle(response, RESPONSE_EVENT_FITS);
     } else {
         sending->is_file_slow = is_file_slow(response);

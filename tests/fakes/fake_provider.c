@@ -722,6 +722,7 @@ static struct fake_window *new_window(struct fake_pair *pair, struct tl_region *
     window->is_bound = is_own && pair->options.keys == TL_KEYS_REGION;
     tl_list_push_back(&pair->windows, &window->link);
     provider->counters.exposures++;
+    provider->counters.unregistered_exposures += region == NULL;
     provider->counters.exposures_out++;
     return window;
 }

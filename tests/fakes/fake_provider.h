@@ -171,6 +171,7 @@ struct fake_counters {
     uint64_t read_bytes;
     /* Counted since open. */
     uint64_t exposures;
+    uint64_t unregistered_exposures; /* those of memory without a region */
     uint64_t revokes;
     uint64_t regions;
     uint64_t creates;         /* Queue pairs, including those that failed. */

@@ -648,6 +648,65 @@ START_TEST(laps_of_a_file)
 }
 END_TEST
 
+static uint64_t unregistered_exposures(void)
+{
+    struct fake_counters counters;
+    fake_provider_get_counters(asker->provider, &counters);
+    return counters.unregistered_exposures;
+}
+
+/* Fetches a value that lies in a file. Returns how many destinations were exposed without a region: the asker's thread
+ * reads into those. */
+static uint64_t fetch_from_file(uint64_t step, struct tl_tensor *source, bool is_unregistered)
+{
+    uint64_t before = unregistered_exposures();
+    fetch(step, source, is_unregistered);
+    return unregistered_exposures() - before;
+}
+
+/* The owner's processor waits for no file, whatever memory the receiver has chosen. Once the pages are in memory, all
+ * is as without a file. */
+START_TEST(destinations_of_a_file)
+{
+    bool is_unregistered = _i == 1;
+    temp_folder_make();
+    temp_write(temp_path("file"), "", 0);
+    open_copying(LARGE_BYTES + 1);
+    fetch(1, engine_pool_bytes(owner, LARGE_BYTES, 1), is_unregistered); /* The meta-data is known from now on. */
+    engine_ask_fini(&ask);
+    struct tl_tensor *tensor = open_sparse("file");
+    uint64_t updates = engine_side_stats(asker).meta_data_updates;
+    ck_assert(!is_in_memory(tensor));
+    ck_assert_uint_eq(fetch_from_file(2, tl_tensor_get(tensor), is_unregistered), 1);
+    expect_no_copy();
+    ck_assert_uint_eq(engine_side_stats(asker).meta_data_updates, ++updates);
+    ck_assert(is_in_memory(tensor));
+    ck_assert_uint_eq(fetch_from_file(3, tensor, is_unregistered), 0);
+    if (is_unregistered)
+        expect_copy("it is small");
+    else
+        expect_no_copy();
+    ck_assert_uint_eq(engine_side_stats(asker).meta_data_updates, updates);
+    engine_pair_close(&pair);
+    temp_folder_remove();
+}
+END_TEST
+
+/* A receiver that cannot read the owner's memory is written to, and asks only once more. */
+START_TEST(unreadable_memory_of_a_file)
+{
+    temp_folder_make();
+    temp_write(temp_path("file"), "", 0);
+    options.engine.is_bounce_forced = true;
+    open_copying(LARGE_BYTES + 1);
+    ck_assert_uint_eq(fetch_from_file(1, open_sparse("file"), false), 0);
+    expect_copy("verbs.bounce");
+    ck_assert_uint_eq(engine_side_stats(asker).meta_data_updates, 1);
+    engine_pair_close(&pair);
+    temp_folder_remove();
+}
+END_TEST
+
 /* ------------------------------------------------------------------------------------------------------- runs -- */
 
 /* Asks for columns, which go to the same columns of this matrix. */
@@ -742,6 +801,8 @@ int main(void)
     tcase_add_test(laps_case, broken_after_a_lap);
     tcase_add_test(laps_case, laps_with_a_checksum);
     tcase_add_test(laps_case, laps_of_a_file);
+    tcase_add_loop_test(laps_case, destinations_of_a_file, 0, 2);
+    tcase_add_test(laps_case, unreadable_memory_of_a_file);
     suite_add_tcase(suite, laps_case);
     TCase *runs_case = tcase_create("runs");
     tcase_set_timeout(runs_case, 60);
