@@ -11,7 +11,8 @@
  * with its descriptors. Then a helper thread tries to read the peer's memory.
  *
  * Failure modes: there is no such accept socket, or the peer belongs to another user, sends an invalid HELLO, or closes
- * the connection: the queue pair breaks.
+ * the connection: the queue pair breaks. So it does when this process has no descriptor or no memory for what the peer
+ * has passed, which is not the peer's fault.
  */
 #include <errno.h>
 #include <string.h>
@@ -131,7 +132,7 @@ static void take_hello(struct local_pair *pair)
     } else if (!local_is_eventfd(fds[2])) {
         local_pair_violation(pair, "a hello without an eventfd");
     } else if (tl_segment_map(fds[1], local_ring_bytes(packet.hello.slot_count), &ring, &error) != TL_OK) {
-        local_pair_violation(pair, error.message);
+        local_pair_unmapped(pair, &error);
     }
     if (fds[1] >= 0) close(fds[1]);
     pair->sockets.out = fds[0];

@@ -558,6 +558,9 @@ void local_pair_break(struct local_pair *pair, enum tl_status code, const char *
     __attribute__((format(printf, 3, 4)));
 /* Ends the pair because the peer has broken the protocol. */
 void local_pair_violation(struct local_pair *pair, const char *what);
+/* Ends the pair because memory of the peer could not be mapped. When this process has no memory for that, the peer has
+ * broken no rule, and what it has posted before is still taken. */
+void local_pair_unmapped(struct local_pair *pair, const struct tl_error *error);
 /* Takes the packets of the control socket, and notices the end of the peer. Returns how many packets there were. */
 unsigned local_pair_read_packets(struct local_pair *pair);
 /* Closes the descriptor, if there is one, and sets it to -1. */

@@ -156,6 +156,14 @@ void local_pair_violation(struct local_pair *pair, const char *what)
     pair->is_distrusted = true;
 }
 
+void local_pair_unmapped(struct local_pair *pair, const struct tl_error *error)
+{
+    if (error->code == TL_RESOURCE_EXHAUSTED)
+        local_pair_break(pair, error->code, "%s", error->message);
+    else
+        local_pair_violation(pair, error->message);
+}
+
 void local_pair_disconnect(struct tl_queue_pair *base, const struct tl_error *reason)
 {
     struct local_pair *pair = local_pair_of(base);
@@ -167,11 +175,7 @@ void local_pair_disconnect(struct tl_queue_pair *base, const struct tl_error *re
 static void attach(struct local_pair *pair, const struct local_segment_packet *packet, int fd)
 {
     struct tl_error error;
-    enum tl_status status = local_mappings_add(&pair->mappings, packet, fd, &error);
-    if (status == TL_RESOURCE_EXHAUSTED)
-        local_pair_break(pair, status, "%s", error.message); /* what the peer has posted before is still taken */
-    else if (status != TL_OK)
-        local_pair_violation(pair, error.message);
+    if (local_mappings_add(&pair->mappings, packet, fd, &error) != TL_OK) local_pair_unmapped(pair, &error);
 }
 
 static void detach(struct local_pair *pair, uint32_t number)

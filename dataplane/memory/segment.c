@@ -135,8 +135,9 @@ enum tl_status tl_segment_map(int fd, uint64_t len_bytes, void **ret_address, st
         errno = error;
     }
     if (address == MAP_FAILED) {
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "cannot map %" PRIu64 " bytes of a peer: %s", len_bytes,
-                            strerror(errno));
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "cannot map %" PRIu64 " bytes of a peer: %s%s", len_bytes,
+                            strerror(errno),
+                            errno == ENOMEM ? "; raise vm.max_map_count, or the limit of memory (ulimit -v)" : "");
     }
     (void)madvise(address, len_bytes, MADV_HUGEPAGE);
     *ret_address = address;
