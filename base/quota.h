@@ -35,7 +35,7 @@ static inline void tl_quota_use(struct tl_quota *quota, uint32_t count)
         atomic_store_explicit(&quota->most, quota->used, memory_order_relaxed);
 }
 
-/* So many bytes were copied, or are about to be, which takes as long as others of the members that are left. */
+/* So many bytes were copied, or are about to be. They count as members, but as no more than are left. */
 static inline void tl_quota_use_copy(struct tl_quota *quota, uint64_t len_bytes)
 {
     uint64_t count = len_bytes / TL_MEMBER_COPY_BYTES, left = tl_quota_left(quota);

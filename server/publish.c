@@ -39,7 +39,7 @@ struct publish_command {
     struct tl_error *ret_error;
 };
 
-/* Subscriptions of this worker copy what is published, which uses the quota. */
+/* Subscriptions and receives of this worker copy what is published, which uses the quota. */
 static void run_publish(struct tl_command *command)
 {
     struct publish_command *publish = TL_CONTAINER_OF(command, struct publish_command, command);
@@ -54,7 +54,7 @@ static void run_publish(struct tl_command *command)
     }
 }
 
-/* Publishes tensors as the table shows them, in one round. */
+/* Publishes tensors as the table shows them. */
 static enum tl_status publish_shown(struct tl_worker *worker, const struct tl_send_item *items, size_t count,
                                     size_t *ret_count, struct tl_error *ret_error)
 {

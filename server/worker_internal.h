@@ -88,7 +88,7 @@ struct worker_members {
     struct tl_ip_network *peer_networks;
     size_t peer_network_count;
     bool takes_any_origin;                     /* members may connect from everywhere */
-    struct worker_refusal_log origin_log;      /* names from wrong addresses; the limit is for each task */
+    struct worker_refusal_log origin_log;      /* names of others, and of this task; the limit is for each task */
     struct worker_refusal_log incarnation_log; /* incarnations of other processes; for each task and address */
     struct tl_list client_peers; /* list of struct client_peer (client_peer.c): links of clients that are no members */
     struct tl_list peer_waits;   /* list of struct tl_peer_wait (peer.c) */

@@ -330,8 +330,10 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
         break;
     case TL_MESSAGE_ERROR_STATUS: {
         struct tl_error error;
-        if (!request->is_asked) {
-            conn_protocol_error(conn, "ERROR_STATUS for %s before its REQUEST", request->fetch->key);
+        bool has_come = request->state == REQUEST_REVOKING || request->state == REQUEST_COPYING;
+        if (!request->is_asked || has_come) {
+            conn_protocol_error(conn, "ERROR_STATUS for %s %s", request->fetch->key,
+                                has_come ? "after its last answer" : "before its REQUEST");
             return;
         }
         /* An owner that cannot send this value over the data connection says so. */

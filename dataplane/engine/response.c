@@ -220,12 +220,13 @@ void conn_send_notice(struct tl_conn *conn, enum tl_message_type type, uint32_t 
 
 /* --------------------------------------------------------------------------------------------- from the source -- */
 
-/* Whether reading the value may wait for a file, which is the receiver's part where it can read our memory. */
+/* Whether reading the value may wait for a file, which is the receiver's part where it can read our memory. For a
+ * checksum we read it ourselves. */
 static bool is_file_slow(const struct response *response)
 {
     const struct tl_tensor *tensor = response->sending->offer.tensor;
     return response->conn->engine->provider->limits.is_processor_writing && !response_is_on_device(response) &&
-           !tl_tensor_is_in_runs(tensor) && !conn_is_small(response->conn, tensor) &&
+           !response->wants_checksum && !tl_tensor_is_in_runs(tensor) && !conn_is_small(response->conn, tensor) &&
            tl_mapped_file_may_wait(tl_tensor_data(tensor), tl_tensor_size_bytes(tensor));
 }
 
@@ -273,12 +274,11 @@ static void reply(struct tl_serve *serve, const struct tl_error *status, const s
                (response->is_reading && response_may_show(response->conn) &&
                 (!response_is_on_device(response) || response_may_be_direct(response)))) {
         response_handle(response, RESPONSE_EVENT_SHOWN);
-    } else if (response->expected != NULL && sending->destination.len_bytes > 0 &&
-               tl_meta_data_is_equal(meta_data, &response->expected->meta_data) && !is_file_slow(response)) {
-        response_handle(response, RESPONSE_EVENT_FITS);
     } else {
+        bool fits = response->expected != NULL && sending->destination.len_bytes > 0 &&
+                    tl_meta_data_is_equal(meta_data, &response->expected->meta_data);
         sending->is_file_slow = is_file_slow(response);
-        response_handle(response, RESPONSE_EVENT_DIFFERS);
+        response_handle(response, fits && !sending->is_file_slow ? RESPONSE_EVENT_FITS : RESPONSE_EVENT_DIFFERS);
     }
 }
 

@@ -23,6 +23,8 @@
  * other is used. */
 #define MOST_COPIED_BYTES (UINT64_C(256) << 20)
 #define MOST_IDLE_BYTES (UINT64_C(64) << 20)
+/* Devices allocate whole pages of so many bytes, or more. */
+#define PAGE_BYTES (UINT64_C(2) << 20)
 
 /* Memory for copies. */
 struct conn_lent_copy {
@@ -251,14 +253,21 @@ static void allocated(struct tl_device_request *request, struct tl_device_memory
     conn_device_call_post(&lending->call);
 }
 
+/* How much memory of its device a copy of the tensor takes. */
+static uint64_t whole_pages(const struct tl_tensor *tensor)
+{
+    uint64_t size_bytes = tl_tensor_size_bytes(tensor);
+    return size_bytes + -size_bytes % PAGE_BYTES;
+}
+
 static void request_memory(struct lending *lending)
 {
     const struct response *response = lending->response;
     const struct tl_tensor *tensor = response->sending->offer.tensor;
-    lending->requested_bytes = tl_tensor_size_bytes(tensor);
+    lending->requested_bytes = whole_pages(tensor);
     response->conn->responses.copied_bytes += lending->requested_bytes;
     lending->request = (struct tl_device_request){.device = tl_tensor_device(tensor),
-                                                  .size_bytes = lending->requested_bytes,
+                                                  .size_bytes = tl_tensor_size_bytes(tensor),
                                                   .is_shared = true,
                                                   .done = allocated};
     begin_step(lending, allocated_here);
@@ -270,11 +279,11 @@ static bool begin_copy(struct lending *lending)
 {
     struct response_sending *sending = lending->response->sending;
     struct tl_conn *conn = lending->response->conn;
-    uint64_t size_bytes = tl_tensor_size_bytes(sending->offer.tensor);
-    sending->lend.copy = take_copy(conn, tl_tensor_device(sending->offer.tensor), size_bytes);
+    const struct tl_tensor *tensor = sending->offer.tensor;
+    sending->lend.copy = take_copy(conn, tl_tensor_device(tensor), tl_tensor_size_bytes(tensor));
     if (sending->lend.copy != NULL) {
         copy(lending);
-    } else if (make_space(conn, size_bytes)) {
+    } else if (make_space(conn, whole_pages(tensor))) {
         request_memory(lending);
     } else {
         return false;
@@ -304,6 +313,22 @@ static void await_copy(struct lending *lending)
     begin_waiting(lending->response->conn);
 }
 
+static void fence_reached_here(struct conn_device_call *call)
+{
+    struct lending *lending = TL_CONTAINER_OF(call, struct lending, call);
+    if (may_go_on(lending)) await_copy(lending);
+}
+
+/* Memory is taken only when the fence of the value is reached: others that are ready do not wait for its stream. */
+static void await_fence(struct lending *lending)
+{
+    const struct tl_tensor *tensor = lending->response->sending->offer.tensor;
+    lending->copy =
+        (struct tl_device_copy){.device = tl_tensor_device(tensor), .after = {tl_tensor_fence(tensor)}, .done = copied};
+    begin_step(lending, fence_reached_here);
+    tl_device_copy_start(&lending->copy);
+}
+
 void response_stop_awaiting_copy(struct response *response)
 {
     struct response_sending *sending = response->sending;
@@ -319,8 +344,13 @@ void response_stop_awaiting_copy(struct response *response)
 
 static void give_copy(struct tl_conn *conn, struct conn_lent_copy *copy)
 {
+    struct tl_list *idle = &conn->responses.idle_copies;
     conn->responses.idle_copy_bytes += copy->len_bytes;
-    tl_list_push_front(&conn->responses.idle_copies, &copy->link);
+    if (copy->len_bytes > MOST_IDLE_BYTES) {
+        tl_list_push_back(idle, &copy->link); /* the first that is destroyed */
+    } else {
+        tl_list_push_front(idle, &copy->link);
+    }
     begin_waiting(conn);
     while (conn->responses.idle_copy_bytes > MOST_IDLE_BYTES)
         destroy_oldest_idle(conn);
@@ -355,5 +385,9 @@ void response_lend(struct response *response)
         show(lending);
         return;
     }
-    await_copy(lending);
+    if (tl_tensor_fence(tensor) != NULL) {
+        await_fence(lending);
+    } else {
+        await_copy(lending);
+    }
 }

@@ -321,7 +321,7 @@ static void prefetch_ahead(const struct op_group *group, size_t place)
     if (later->state == OP_NEW && later->tensor != NULL) tl_tensor_prefetch(later->tensor);
 }
 
-/* Starts members, as many as the quota allows, of which each that copies a value of this worker uses more. */
+/* Starts members, as many as the quota allows. A member that copies a value of this worker uses more of it. */
 static void start_members(struct op_group *group, struct tl_quota *quota)
 {
     size_t request_count = 0;

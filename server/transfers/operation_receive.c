@@ -488,9 +488,10 @@ static void self_deliver(struct tl_receiver *receiver, const struct tl_error *st
     const struct tl_executor *executor = &op_worker(op)->executor;
     bool was_given_back = offer != NULL && offer->was_given_back;
     if (offer != NULL) op->receive.rare->offer = *offer;
+    bool may_copy = tl_executor_is_here(executor) && tl_quota_left(tl_loop_quota(op_worker(op)->loop)) > 0;
     /* The receiver before this one may be giving it back right now. Each of many would have that call nested in its
-     * own, so that the answer comes later. */
-    if (tl_executor_is_here(executor) && !was_given_back) {
+     * own, so that the answer comes later. So it does when the loop has copied enough in this round. */
+    if (may_copy && !was_given_back) {
         self_answered(op, status);
         return;
     }

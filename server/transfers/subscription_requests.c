@@ -213,10 +213,11 @@ static void own_deliver(struct tl_receiver *receiver, const struct tl_error *sta
     const struct tl_executor *executor = &subscription->worker->executor;
     bool is_one_shot = offer != NULL && offer->is_one_shot;
     bool is_next = __atomic_load_n(&subscription->own_answer_count, __ATOMIC_RELAXED) == 0;
+    bool may_copy = tl_executor_is_here(executor) && tl_quota_left(tl_loop_quota(subscription->worker->loop)) > 0;
     if (offer != NULL) slot->own.offer = *offer;
     /* A value that is refused is offered to the next receiver at once: each of many would have that call nested in its
-     * own. Answers keep their order. */
-    if (tl_executor_is_here(executor) && !is_one_shot && is_next) {
+     * own. Answers keep their order, and come later when the loop has copied enough in this round. */
+    if (may_copy && !is_one_shot && is_next) {
         own_answered(slot, status);
         return;
     }

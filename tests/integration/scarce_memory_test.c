@@ -68,9 +68,10 @@ START_TEST(a_value_that_could_not_be_answered_stays)
     struct tl_worker *owner = cluster.workers[0], *receiver = cluster.workers[1];
     struct tl_cq *cq = cluster_cq();
     struct tl_tensor *tensor = cluster_tensor(1000, 1);
-    atomic_store(&is_out_of_memory, true);
     cluster_send(owner, "k", 1, tensor, cq);
     tl_tensor_put(tensor);
+    CLUSTER_UNTIL(cluster_stats(owner).held_tensors == 1); /* what the send allocates may have the same size */
+    atomic_store(&is_out_of_memory, true);
     ck_assert_int_eq(tl_recv_wait(receiver, cluster_peer(receiver, 0), "k", 1, NULL, CLUSTER_LONG, &completion, &error),
                      TL_RESOURCE_EXHAUSTED);
     ck_assert(!atomic_load(&is_out_of_memory));

@@ -88,13 +88,23 @@ START_TEST(other_memory)
 }
 END_TEST
 
-static void send_wrapped(uint64_t step, uint64_t size_bytes)
+static void fill_again(void *value)
+{
+    fill(value, 9);
+}
+
+static struct tl_tensor *wrapped(uint64_t size_bytes)
 {
     struct tl_tensor *tensor;
     struct tl_tensor_view view = view_of(gpu0, cuda->allocate(0, size_bytes), &size_bytes);
     view.release = release;
     ck_assert_int_eq(tl_tensor_wrap(&view, &tensor, NULL), TL_OK);
-    engine_side_send(owner, "key", step, tensor);
+    return tensor;
+}
+
+static void send_wrapped(uint64_t step, uint64_t size_bytes)
+{
+    engine_side_send(owner, "key", step, wrapped(size_bytes));
 }
 
 /* What a smaller value has left idle makes space for a larger one. */
@@ -151,6 +161,56 @@ START_TEST(copies_wait)
 }
 END_TEST
 
+/* A value whose stream is late takes no memory from one that is ready. */
+START_TEST(late_streams_hold_up_no_others)
+{
+    open_pair();
+    struct tl_tensor *late = wrapped(HALF_BYTES);
+    void *stream = cuda->create_stream(0, false);
+    struct tl_device_fence *fence;
+    cuda->hold(stream, true);
+    cuda->launch(stream, fill_again, late);
+    ck_assert_int_eq(tl_device_fence_record(gpu0, (tl_stream)stream, &fence, NULL), TL_OK);
+    tl_tensor_set_fence(late, fence);
+    engine_side_send(owner, "key", 1, late);
+    send_wrapped(2, HALF_BYTES);
+    second = (struct engine_ask){.device = gpu0, .destination = bytes_on(gpu0, HALF_BYTES)};
+    ask.destination = bytes_on(gpu0, HALF_BYTES);
+    engine_ask_start(asker, &second, "key", 1);
+    run_for_a_while();
+    start(gpu0, 2);
+    run_until_done();
+    ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
+    ck_assert_uint_eq(second.done_count, 0);
+    cuda->hold(stream, false);
+    RUN_UNTIL(second.done_count > 0);
+    ck_assert(is_filled(second.fetch.destination, 9));
+    ck_assert_int_eq(second.fetch.path, TL_PATH_GPU_IPC);
+    engine_ask_fini(&ask);
+    engine_ask_fini(&second);
+}
+END_TEST
+
+/* Copies of small values are used again, whatever large ones there were meanwhile. */
+START_TEST(small_copies_stay)
+{
+    static const uint64_t sizes[] = {UINT64_C(1) << 20, HALF_BYTES, UINT64_C(1) << 20};
+    open_pair();
+    for (unsigned step = 0; step < TL_ARRAY_COUNT(sizes); step++) {
+        uint64_t imports = counts().imports;
+        send_wrapped(step, sizes[step]);
+        ask.destination = bytes_on(gpu0, sizes[step]);
+        start(gpu0, step);
+        run_until_done();
+        ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
+        ck_assert_uint_eq(counts().imports, imports + (step < 2));
+        engine_ask_fini(&ask);
+        RUN_UNTIL(owner->conn->responses.count == 0);
+    }
+    ck_assert_uint_eq(owner->conn->responses.idle_copy_bytes, UINT64_C(2) << 20);
+}
+END_TEST
+
 /* The value that waits is given up (_i 0), the one before it is (1), or the connection ends (2). */
 START_TEST(copies_that_wait_end)
 {
@@ -169,11 +229,6 @@ START_TEST(copies_that_wait_end)
     engine_ask_fini(&second);
 }
 END_TEST
-
-static void fill_again(void *value)
-{
-    fill(value, 9);
-}
 
 /* The bytes of a stream that is late. */
 START_TEST(behind_its_fence)
@@ -390,6 +445,8 @@ int main(void)
     suite_add_tcase(suite, failures);
     tcase_add_test(idle, idle_copies_make_space);
     tcase_add_test(waits, copies_wait);
+    tcase_add_test(waits, late_streams_hold_up_no_others);
+    tcase_add_test(waits, small_copies_stay);
     tcase_add_test(end, cancelled);
     tcase_add_loop_test(end, the_connection_breaks, 0, 2);
     tcase_add_loop_test(end, while_the_owner_copies, 0, 2);
