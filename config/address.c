@@ -196,7 +196,7 @@ enum tl_status tl_address_check_host(const char *host, char ret_canonical[TL_ADD
     struct parts parts = {.is_v6 = strchr(host, ':') != NULL};
     if (strlen(host) > MAX_HOST_BYTES) return fail(ret_error, host, "has more than 255 bytes");
     strcpy(parts.host, host);
-    if (parts.is_v6 && !is_v6(host)) return fail(ret_error, host, "is no IPv6 address");
+    if (parts.is_v6 && !is_v6(host)) return fail(ret_error, host, "is no IPv6 address; a host has no port");
     enum tl_status status = check_host(host, &parts, ret_error);
     if (status != TL_OK) return status;
     if (canonicalize(&parts)) return fail_wildcard(ret_error, host);

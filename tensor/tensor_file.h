@@ -113,7 +113,8 @@ enum tl_status tl_tensor_writer_check(const struct tl_tensor_writer *writer, str
  * a destination is still held, naming it; commit may be called again. As tl_error_set_errno, naming the path.
  * TL_ALREADY_EXISTS: the folder's target has appeared meanwhile. TL_DATA_LOSS: the disk could not be written.
  * TL_CANCELLED: stop wanted it before the rename. Nothing is left behind after tl_tensor_writer_destroy, except that
- * the target stays when only the last sync of its folder failed, which the message says. */
+ * the target stays when only the last sync of its folder failed, or the permissions of its folders could not be set,
+ * which the message says. */
 enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Ends the writer, removing what was not committed. NULL is accepted. */

@@ -8,7 +8,8 @@
  * Failure modes: whatever fails before the rename leaves the target as it was, and destroy removes the temporary name.
  * The caller's stop is such a failure: it is asked between files, so that an interrupt does not wait for thousands.
  * A tensor that is still held keeps its mapping, not the name: a late write lands in a file without a name. If the
- * folder cannot be synced after the rename, the target is there and commit says that it may not outlast a crash.
+ * folder cannot be synced after the rename, the target is there and commit says that it may not outlast a crash. The
+ * same holds when the permissions of folders cannot be set at the end.
  *
  * The umask may take the user's own permissions away. Folders have them until the target has its name.
  */
@@ -377,9 +378,16 @@ static enum tl_status restrict_folders(const struct tl_tensor_writer *writer, st
     if (!writer->is_folder || (writer->folder_mode & S_IRWXU) == S_IRWXU) return TL_OK;
     FTS *tree = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
     bool is_done = tree != NULL;
-    for (FTSENT *entry; is_done && (entry = fts_read(tree)) != NULL;)
-        if (entry->fts_info == FTS_DP) is_done = chmod(entry->fts_path, writer->folder_mode) == 0;
     int error_number = errno;
+    while (is_done) {
+        errno = 0;
+        const FTSENT *entry = fts_read(tree);
+        bool is_unread = entry && (entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR);
+        if (entry && entry->fts_info == FTS_DP && chmod(entry->fts_path, writer->folder_mode) != 0) is_done = false;
+        error_number = is_unread ? entry->fts_errno : errno;
+        is_done = is_done && !is_unread && error_number == 0;
+        if (!entry) break;
+    }
     if (tree) fts_close(tree);
     if (is_done) return TL_OK;
     return tl_error_set_errno(ret_error, error_number,
@@ -408,11 +416,9 @@ enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct t
         return tl_error_set_errno(ret_error, errno, "cannot rename %s to %s", writer->temporary_path,
                                   writer->target_path);
     writer->is_committed = true;
-    status = restrict_folders(writer, ret_error);
-    if (status != TL_OK) return status;
     status = tl_folder_sync(writer->folder_path, ret_error);
-    if (status != TL_OK)
-        tl_error_prefix(ret_error, "%s is complete but may not outlast a crash: ", writer->target_path);
+    if (status == TL_OK) return restrict_folders(writer, ret_error);
+    tl_error_prefix(ret_error, "%s is complete but may not outlast a crash: ", writer->target_path);
     return status;
 }
 

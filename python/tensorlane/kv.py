@@ -23,6 +23,7 @@ import contextlib
 import itertools
 import json
 import logging
+import numbers
 import os
 import re
 import signal
@@ -578,8 +579,8 @@ class Client:
     address: of the owner. timeout: seconds for each call, after which blocks count as not there. host: the address of
     this machine at which the owner receives what is set; None: that from which the owner is reached. logger: that of
     the engine which has the client. Nothing is connected before the first call. Raises ValueError: the address has not
-    the form HOST:PORT, or timeout is no time. TypeError: it is no number. FailedPrecondition: this process was forked
-    from one that had opened a worker.
+    the form HOST:PORT, or timeout is below 0. TypeError: timeout is no number. FailedPrecondition: this process was
+    forked from one that had opened a worker.
     """
 
     _is_closed = True  # until it is made
@@ -588,13 +589,15 @@ class Client:
                  logger: logging.Logger = _logger) -> None:
         if not re.fullmatch(r".+:\d+", address):
             raise ValueError(f"the address of an owner has the form HOST:PORT, which {address!r} has not")
-        if not float(timeout) >= 0:
+        if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
+            raise TypeError(f"timeout is a number of seconds, not {timeout!r}")
+        if not timeout >= 0:
             raise ValueError(f"timeout is in seconds, at least 0, and not {timeout!r}")
         if _tensorlane._is_forked():
             raise FailedPrecondition(FORKED)
         self._owner = address
         self._logger = logger
-        self._timeout = float(timeout)
+        self._timeout = timeout
         self._name = uuid.uuid4().hex
         self._host = host
         self._endpoint = _engine.Endpoint(lambda: self._host, logger)
@@ -1157,6 +1160,8 @@ def main() -> None:
         owner = Owner(arguments.address, arguments.limit, arguments.ttl, arguments.settings)
     except (Error, OSError, MemoryError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(0)
     try:
         _say_ready(parser, owner.address)
         asyncio.run(_serve_until_told(owner))

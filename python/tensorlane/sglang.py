@@ -25,8 +25,8 @@ class HiCache(HiCacheStorage):
     """SGLang stores pages, and asks for the longest run of them that is there. What cannot be had is not there.
 
     storage_config: of SGLang; its extra_config has the address of the owner, and may have timeout and host (kv.Client).
-    Raises KeyError: there is no address. The calls raise what those of kv.Client raise. Pages are contiguous tensors in
-    host memory; arguments that SGLang passes and that are not named here are not used.
+    Raises KeyError: there is no address, and what kv.Client raises. The calls raise what those of kv.Client raise.
+    Pages are contiguous tensors in host memory; arguments that SGLang passes and that are not named here are not used.
     """
 
     def __init__(self, storage_config: typing.Any, _: object = None) -> None:

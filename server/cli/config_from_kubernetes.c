@@ -71,7 +71,10 @@ static enum tl_status add_pods(struct tl_launch *launch, const char *pattern, co
         size_t before = launch->host_count;
         enum tl_status status = tl_launch_expand(pattern, job->name, i, job->group_size, host, ret_error);
         if (status == TL_OK) status = tl_launch_add(launch, host, strlen(host), 1, ret_error);
-        if (status != TL_OK) return status;
+        if (status != TL_OK) {
+            tl_error_prefix(ret_error, "the hosts of pods (--hosts): ");
+            return status;
+        }
         if (launch->host_count == before)
             return tl_error_set(
                 ret_error, TL_INVALID_ARGUMENT,

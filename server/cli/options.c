@@ -226,8 +226,8 @@ static int take(const struct tl_options *options, int found, int last_closure, i
     char closure[3] = {'-', (char)optopt, '\0'};
     const struct tl_option *last = found == '?' && optopt == '=' ? find_closure(options, last_closure) : NULL;
     if (last)
-        return tl_options_refuse(options, "-%c=: a short flag has no value; write -%c, or --%s=true or --%s=false",
-                                 last_closure, last_closure, last->name, last->name);
+        return tl_options_refuse(options, "-%c=: -%c takes no value; write -%c, or --%s=true or --%s=false",
+                                 last_closure, last_closure, last_closure, last->name, last->name);
     if (found == HELP_VALUE || found == 'h') return print_help(options);
     if (found == '?' && optopt > 0 && optopt < FIRST_VALUE) return refuse_unknown(options, closure);
     if (found == '?') return refuse_unknown(options, argv[optind - 1]);

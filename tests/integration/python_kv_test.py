@@ -891,7 +891,8 @@ class Failures(Owned):
         self.assertIsNotNone(kept)
 
     def test_timeouts_that_are_none(self):
-        for timeout, error in (("x", ValueError), (None, TypeError), (-1, ValueError), (float("nan"), ValueError)):
+        wrong = (("5", TypeError), (True, TypeError), (None, TypeError), (-1, ValueError), (float("nan"), ValueError))
+        for timeout, error in wrong:
             with self.subTest(timeout=timeout), self.assertRaises(error):
                 self.client(timeout=timeout)
 

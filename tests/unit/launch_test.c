@@ -148,7 +148,7 @@ START_TEST(refused_host_files)
     check_refused(add_hostfile("a slots=65536\nb", 0), "line 2: there are more than 65536 tasks");
     check_refused(add_hostfile("a\n-b", 0), "line 2: address \"-b\" has a host that is no name; use letters, digits, "
                                             "'-', '_' and '.', and no scheme or path");
-    check_refused(add_hostfile("a\nfe80::g", 0), "line 2: address \"fe80::g\" is no IPv6 address");
+    check_refused(add_hostfile("a\nfe80::g", 0), "line 2: address \"fe80::g\" is no IPv6 address; a host has no port");
     check_refused(add_hostfile("0.0.0.0", 0),
                   "line 1: address \"0.0.0.0\" cannot be dialled by other machines; name the machine here and bind to "
                   "all addresses with \"listen\"");
