@@ -371,25 +371,27 @@ static int rename_temporary(const struct tl_tensor_writer *writer)
     return rename(from, to);
 }
 
-/* Takes away from each folder of the target what the umask forbids its user, the innermost first. */
+/* Sets the mode of each folder of the tree, the innermost first. Returns 0, or an errno. */
+static int set_modes(FTS *tree, mode_t mode)
+{
+    for (;;) {
+        errno = 0; /* which tells the end from an error */
+        const FTSENT *entry = fts_read(tree);
+        if (!entry) return errno;
+        if (entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR) return entry->fts_errno;
+        if (entry->fts_info == FTS_DP && chmod(entry->fts_path, mode) != 0) return errno;
+    }
+}
+
+/* Takes away from each folder of the target what the umask forbids its user. */
 static enum tl_status restrict_folders(const struct tl_tensor_writer *writer, struct tl_error *ret_error)
 {
     char *const paths[] = {writer->target_path, NULL};
     if (!writer->is_folder || (writer->folder_mode & S_IRWXU) == S_IRWXU) return TL_OK;
     FTS *tree = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
-    bool is_done = tree != NULL;
-    int error_number = errno;
-    while (is_done) {
-        errno = 0;
-        const FTSENT *entry = fts_read(tree);
-        bool is_unread = entry && (entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR);
-        if (entry && entry->fts_info == FTS_DP && chmod(entry->fts_path, writer->folder_mode) != 0) is_done = false;
-        error_number = is_unread ? entry->fts_errno : errno;
-        is_done = is_done && !is_unread && error_number == 0;
-        if (!entry) break;
-    }
+    int error_number = tree ? set_modes(tree, writer->folder_mode) : errno;
     if (tree) fts_close(tree);
-    if (is_done) return TL_OK;
+    if (error_number == 0) return TL_OK;
     return tl_error_set_errno(ret_error, error_number,
                               "%s is complete, but the permissions of its folders cannot be set", writer->target_path);
 }

@@ -93,6 +93,18 @@ static void fill_again(void *value)
     fill(value, 9);
 }
 
+/* Lets the value be filled by a stream that is held. Returns the stream. */
+static void *fill_late(struct tl_tensor *value)
+{
+    void *stream = cuda->create_stream(0, false);
+    struct tl_device_fence *fence;
+    cuda->hold(stream, true);
+    cuda->launch(stream, fill_again, value);
+    ck_assert_int_eq(tl_device_fence_record(gpu0, (tl_stream)stream, &fence, NULL), TL_OK);
+    tl_tensor_set_fence(value, fence);
+    return stream;
+}
+
 static struct tl_tensor *wrapped(uint64_t size_bytes)
 {
     struct tl_tensor *tensor;
@@ -166,12 +178,7 @@ START_TEST(late_streams_hold_up_no_others)
 {
     open_pair();
     struct tl_tensor *late = wrapped(HALF_BYTES);
-    void *stream = cuda->create_stream(0, false);
-    struct tl_device_fence *fence;
-    cuda->hold(stream, true);
-    cuda->launch(stream, fill_again, late);
-    ck_assert_int_eq(tl_device_fence_record(gpu0, (tl_stream)stream, &fence, NULL), TL_OK);
-    tl_tensor_set_fence(late, fence);
+    void *stream = fill_late(late);
     engine_side_send(owner, "key", 1, late);
     send_wrapped(2, HALF_BYTES);
     second = (struct engine_ask){.device = gpu0, .destination = bytes_on(gpu0, HALF_BYTES)};
@@ -236,12 +243,7 @@ START_TEST(behind_its_fence)
     is_small = _i == 1;
     open_pair();
     struct tl_tensor *value = _i == 0 ? value_on(gpu0, LARGE_BYTES, 1) : other_value(1);
-    void *stream = cuda->create_stream(0, false);
-    struct tl_device_fence *fence;
-    cuda->hold(stream, true);
-    cuda->launch(stream, fill_again, value);
-    ck_assert_int_eq(tl_device_fence_record(gpu0, (tl_stream)stream, &fence, NULL), TL_OK);
-    tl_tensor_set_fence(value, fence);
+    void *stream = fill_late(value);
     engine_side_send(owner, "key", 1, value);
     start(gpu0, 1);
     run_for_a_while();
