@@ -35,7 +35,7 @@
 /* The most that one post takes in the queue pair: an expose and what it is for. */
 #define SPACE_OF_A_POST 2
 /* How many bytes of writes may pass a batch. */
-#define PASSING_BYTES (128 * 1024)
+#define PASSING_BYTES (256 * 1024)
 /* So many REQUESTs are a lot (struct conn_asked). */
 #define LOT_REQUESTS 1024
 /* So many bytes of a long pump, or TL_SLOT_MESSAGES, leave with a doorbell of their own, and the peer works on them

@@ -168,12 +168,19 @@ static bool run_closures(const struct tl_poller *poller)
     return did_work;
 }
 
+/* Whether the data plane is likely to have something to do soon: own requests travel, or peers have just sent some. */
+static bool is_busy(const struct tl_poller *poller)
+{
+    return poller->busy_count > 0 || poller->is_serving;
+}
+
 /* gRPC is looked at last, because that takes longer than all else. */
 static bool run_all(struct tl_poller *poller)
 {
     bool did_work = run_reactors(poller);
+    if (did_work && poller->has_helper) poller->is_serving = true;
     did_work |= run_closures(poller);
-    if (poller->busy_count > 0 && poller->rounds_to_grpc > 0) {
+    if (is_busy(poller) && poller->rounds_to_grpc > 0) {
         poller->rounds_to_grpc--;
         return did_work;
     }
@@ -284,9 +291,9 @@ bool tl_poller_run(struct tl_poller *poller, int64_t deadline_ns)
 {
     if (poller->here_count == 0) return run_loop(poller, deadline_ns);
     if (run_all(poller)) return true;
-    if (deadline_ns == 0) return false;
     int64_t now_ns = tl_clock_now_ns();
-    if (poller->busy_count > 0 && poller->spin_ns > 0 && spin(poller, now_ns, deadline_ns)) return true;
+    if (deadline_ns != 0 && is_busy(poller) && poller->spin_ns > 0 && spin(poller, now_ns, deadline_ns)) return true;
+    poller->is_serving = false;
     return now_ns < deadline_ns && sleep_until(poller, deadline_ns);
 }
 

@@ -379,7 +379,7 @@ static bool has_large_begun(void)
 /* A message is not held back by the pieces of a large tensor that are posted in the same round. */
 START_TEST(large_tensors_do_not_pass)
 {
-    enum { PIECE_BYTES = 16 * 1024, SIZE_BYTES = 40 * PIECE_BYTES, MOST_BYTES = 128 * 1024 + PIECE_BYTES };
+    enum { PIECE_BYTES = 16 * 1024, SIZE_BYTES = 40 * PIECE_BYTES, MOST_BYTES = 256 * 1024 + PIECE_BYTES };
     struct tl_tensor *dead;
     options.engine.piece_bytes = PIECE_BYTES;
     options.fabric.poll_batch = 1;
