@@ -269,15 +269,16 @@ static bool shares_processor(const struct tl_poller *poller)
     return false;
 }
 
-/* Polls as long as a result is expected, and keeps no other thread from its work. Returns false when there was none. */
+/* Polls as long as a result is expected, and keeps no other thread from its work: least of all peers that need this
+ * processor to answer. Returns false when there was no result. */
 static bool spin(struct tl_poller *poller, int64_t now_ns, int64_t deadline_ns)
 {
     int64_t spin_until_ns = now_ns + poller->spin_ns, yield_ns = now_ns + TL_THREAD_YIELD_NS, helper_ns;
     while ((helper_ns = helper_until_ns(poller), now_ns < (helper_ns != 0 ? helper_ns : spin_until_ns)) &&
            now_ns < deadline_ns) {
         if (run_all(poller)) return true;
-        if (shares_processor(poller)) return false;
         now_ns = tl_clock_now_ns();
+        if (shares_processor(poller)) yield_ns = now_ns;
         if (helper_ns != 0) {
             (void)sched_yield();
         } else if (tl_thread_yields(&now_ns, &yield_ns)) {

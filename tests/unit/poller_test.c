@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A reactor without a thread, whose rounds this thread runs, as the callers of a worker that they drive. */
 #include <check.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -16,6 +19,23 @@ static struct {
     struct tl_provider base;
     unsigned polls_left; /* the poll that makes it 0 finds something, of which no descriptor tells */
 } source;
+
+/* In the place of the C library's: the peer, which shares the processor, answers while this thread yields it. */
+static bool has_peer_here;
+static pthread_t here;
+
+__attribute__((visibility("default"))) int sched_yield(void)
+{
+    if (!has_peer_here || !pthread_equal(pthread_self(), here)) return (int)syscall(SYS_sched_yield);
+    source.polls_left = 1;
+    return 0;
+}
+
+static bool source_shares_processor(struct tl_provider *provider)
+{
+    (void)provider;
+    return has_peer_here;
+}
 
 static struct tl_loop *loop;
 static struct tl_reactor *reactor;
@@ -38,8 +58,11 @@ static void source_disarm(struct tl_provider *provider, bool is_woken)
     (void)provider, (void)is_woken;
 }
 
-static const struct tl_provider_ops source_ops = {
-    .name = "source", .poll = source_poll, .arm = source_arm, .disarm = source_disarm};
+static const struct tl_provider_ops source_ops = {.name = "source",
+                                                  .poll = source_poll,
+                                                  .arm = source_arm,
+                                                  .disarm = source_disarm,
+                                                  .shares_processor = source_shares_processor};
 static const struct tl_executor of_loop, of_reactor;
 
 static void look(void *context)
@@ -53,6 +76,8 @@ static void setup(void)
     const struct tl_poller_heartbeat beat = {.look = look};
     source.base = (struct tl_provider){.ops = &source_ops, .fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
     source.polls_left = 0;
+    has_peer_here = false;
+    here = pthread_self();
     ck_assert_int_eq(tl_loop_create(&loop, NULL), TL_OK);
     ck_assert_int_eq(tl_reactor_create(&source.base, &options, &reactor, NULL), TL_OK);
     const struct tl_polled_reactor polled = {
@@ -105,6 +130,21 @@ START_TEST(an_idle_server_sleeps)
 }
 END_TEST
 
+/* A sleep on each side would take many times as long as the two switches of threads. */
+START_TEST(a_peer_on_this_processor_answers)
+{
+    bool is_answered = false;
+    has_peer_here = true;
+    tl_poller_busy(&poller, 1);
+    for (unsigned i = 0; i < TRIES && !is_answered; i++) {
+        run_until_idle();
+        is_answered = tl_poller_run(&poller, tl_clock_deadline_ns(100 * TL_NS_PER_MS));
+    }
+    tl_poller_busy(&poller, -1);
+    ck_assert(is_answered);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("poller");
@@ -112,6 +152,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, a_server_polls_on);
     tcase_add_test(tcase, an_idle_server_sleeps);
+    tcase_add_test(tcase, a_peer_on_this_processor_answers);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
