@@ -277,9 +277,9 @@ static bool spin(struct tl_poller *poller, int64_t now_ns, int64_t deadline_ns)
     while ((helper_ns = helper_until_ns(poller), now_ns < (helper_ns != 0 ? helper_ns : spin_until_ns)) &&
            now_ns < deadline_ns) {
         if (run_all(poller)) return true;
+        bool must_yield = shares_processor(poller) || helper_ns != 0;
         now_ns = tl_clock_now_ns();
-        if (shares_processor(poller)) yield_ns = now_ns;
-        if (helper_ns != 0) {
+        if (must_yield) {
             (void)sched_yield();
         } else if (tl_thread_yields(&now_ns, &yield_ns)) {
             return false;
