@@ -130,6 +130,18 @@ START_TEST(an_idle_server_sleeps)
 }
 END_TEST
 
+/* The next round looks at gRPC when there may be none for long. */
+START_TEST(a_server_that_does_not_wait)
+{
+    const int64_t past_ns = 1;
+    source.polls_left = 1;
+    poller.rounds_to_grpc = 16;
+    ck_assert(tl_poller_run(&poller, past_ns));
+    ck_assert(!tl_poller_run(&poller, past_ns));
+    ck_assert_uint_eq(poller.rounds_to_grpc, 0);
+}
+END_TEST
+
 /* A sleep on each side would take many times as long as the two switches of threads. */
 START_TEST(a_peer_on_this_processor_answers)
 {
@@ -152,6 +164,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, a_server_polls_on);
     tcase_add_test(tcase, an_idle_server_sleeps);
+    tcase_add_test(tcase, a_server_that_does_not_wait);
     tcase_add_test(tcase, a_peer_on_this_processor_answers);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
