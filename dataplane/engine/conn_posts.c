@@ -34,7 +34,7 @@
 
 /* The most that one post takes in the queue pair: an expose and what it is for. */
 #define SPACE_OF_A_POST 2
-/* How many bytes of writes may pass a batch. */
+/* How many bytes of writes may pass a batch: as many as one piece of a value that is copied. */
 #define PASSING_BYTES (256 * 1024)
 /* So many REQUESTs are a lot (struct conn_asked). */
 #define LOT_REQUESTS 1024

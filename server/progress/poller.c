@@ -293,8 +293,9 @@ bool tl_poller_run(struct tl_poller *poller, int64_t deadline_ns)
     if (poller->here_count == 0) return run_loop(poller, deadline_ns);
     if (run_all(poller)) return true;
     int64_t now_ns = tl_clock_now_ns();
-    if (deadline_ns != 0 && is_busy(poller) && poller->spin_ns > 0 && spin(poller, now_ns, deadline_ns)) return true;
-    /* Who does not wait may come back late, and gRPC must not wait for many rounds then. */
+    if (is_busy(poller) && poller->spin_ns > 0 && spin(poller, now_ns, deadline_ns)) return true;
+    /* A caller that does not wait may not be back soon. Its next round looks at gRPC, so that gRPC is served in every
+     * call. */
     if (poller->is_serving && now_ns >= deadline_ns) tl_poller_want_grpc(poller);
     poller->is_serving = false;
     return now_ns < deadline_ns && sleep_until(poller, deadline_ns);

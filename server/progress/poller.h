@@ -55,7 +55,7 @@ struct tl_poller {
     size_t here_count; /* reactors that belong to the owner of the loop */
     int64_t spin_ns;
     int64_t busy_count;      /* requests that travel on the transports */
-    bool is_serving;         /* reactors without threads had something to do since the last round that found nothing */
+    bool is_serving;         /* reactors without threads had something to do since a caller last polled in vain */
     int64_t most_to_borrow;  /* with more of them under way reactors are not borrowed */
     unsigned begun_count;    /* requests that were begun, few at a time, since reactors were asked for */
     unsigned rounds_to_grpc; /* until gRPC is looked at again */
